@@ -1,0 +1,222 @@
+"""Arrays in, arrays out: the arithmetic of fastmix, once per backend.
+
+A mix is a short *program*.  ``layers`` are pictures seen through a chain of ops; ``steps`` fold them, one after
+the other, into the picture being made; a last op may finish it.  Everything here is deterministic: the only
+"random" numbers are Philox bits that are a pure function of the key stored in the program.
+
+Pictures are ``uint8`` RGB, N x H x W x 3, C-contiguous.  Every kernel takes a slice ``[lo, hi)`` of the batch, writes
+``out[lo:hi]`` and nothing else, never changes its input, and trusts its arguments: they are checked where they enter
+(`fastmix.types`).  ``kernels.reference`` is the living definition; ``kernels.cpu`` is the fast one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8 = NDArray[np.uint8]
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Records = NDArray[Any]
+
+
+class Op(IntEnum):
+    """One op of one picture, uint8 to uint8; ``p`` are its float64 parameters.
+
+    The names and roundings are Pillow's; the ``FLOAT_`` ops are torchvision's float-tensor forms, rounded to nearest.
+    """
+
+    NONE = 0
+    AUTOCONTRAST = 1  # p0 cutoff, percent removed at each end
+    EQUALIZE = 2
+    POSTERIZE = 3  # p0 bits kept, 0..8; 0 gives black
+    SOLARIZE = 4  # p0 threshold, 0..256: values at or above it are inverted
+    INVERT = 5
+    BRIGHTNESS = 6  # p0 factor >= 0; 1 changes nothing (also the next three)
+    CONTRAST = 7
+    COLOR = 8
+    SHARPNESS = 9
+    GRAYSCALE = 10  # (19595 R + 38470 G + 7471 B + 32768) >> 16
+    MIRROR = 11  # left-right
+    FLIP = 12  # top-bottom
+    WARP = 13  # p = (a, b, c, d, e, f): out(X, Y) reads in(aX + bY + c, dX + eY + f), pixel centres at +0.5
+    FLOAT_WARP = 14  # the same, but zeros outside are blended in instead of a hard edge
+    FLOAT_POSTERIZE = 15  # p0 bits: floor(x 2^bits) / 2^bits of x in [0, 1]
+    FLOAT_AUTOCONTRAST = 16
+    FLOAT_GRAYSCALE = 17  # 0.2989 R + 0.587 G + 0.114 B
+
+
+class Source(IntEnum):
+    """Where a layer's picture comes from."""
+
+    SAMPLE = 0  # the row's own picture
+    MATE = 1  # row `index` of the batch
+    POOL = 2  # picture `index` of the pool, window starting at (top, left)
+
+
+class Mode(IntEnum):
+    """What a step does with the picture so far, x, and its layer, y; values are levels 0..255 in float32."""
+
+    END = 0  # the program is over; later rows are ignored
+    SET = 1  # y
+    LINEAR = 2  # a x + b y
+    ARITHMETIC = 3  # a x + b y + 127.5 (1 - a - b): PixMix "add", a range shift to [-1, 1] and back
+    GEOMETRIC = 4  # 127.5 (x / 127.5)^a max(y / 127.5, 1e-37)^b: PixMix "multiply", neutral at mid-grey
+    SUM = 5  # total += a x (x stays); no layer
+    TOTAL = 6  # x = total; no layer
+
+
+class Clip(IntEnum):
+    """What happens to the value right after a step."""
+
+    NONE = 0
+    UNIT = 1  # clip to 0..255
+    CUT = 2  # clip to 0..255, then drop the fraction (a picture stored as uint8)
+    WRAP = 3  # drop the fraction, then modulo 256; 0 from 2^31 on: what an unclipped float-to-uint8 cast does
+
+
+class Where(IntEnum):
+    """Which values inside the box a step changes; elsewhere x stays."""
+
+    EVERYWHERE = 0
+    PIXELS = 1  # a pixel keeps x where its Philox draw is below `rate`
+    ELEMENTS = 2  # the same, drawn anew for each channel
+    MASK = 3  # weight m = masks[index] / 255 of x, 1 - m of the new value; masks are (M, H, W, 1 or 3) uint8
+
+
+OP = np.dtype([("code", np.int32), ("p", np.float64, (6,))], align=True)
+LAYER = np.dtype(
+    [("source", np.int32), ("index", np.int64), ("top", np.int32), ("left", np.int32)], align=True
+)
+STEP = np.dtype(
+    [
+        ("mode", np.int32),
+        ("layer", np.int32),  # row of `layers`
+        ("a", np.float32),
+        ("b", np.float32),
+        ("clip", np.int32),
+        ("where", np.int32),
+        ("rate", np.float32),  # PIXELS, ELEMENTS: probability that x stays
+        ("stream", np.uint32),  # PIXELS, ELEMENTS: Philox stream of the draws
+        ("index", np.int32),  # MASK: row of `masks`
+        ("top", np.int32),  # the box, rows top..bottom and columns left..right, ends excluded
+        ("left", np.int32),
+        ("bottom", np.int32),
+        ("right", np.int32),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The programs of N samples; all zeros is the program that changes nothing.
+
+    A sample starts as its own picture, runs its steps in order and is rounded once, half up, to uint8; then ``finish``
+    is applied.  Layer l of sample i is its source seen through ``ops[i, l, 0]``, ``ops[i, l, 1]``, ... in order, each
+    rounded to uint8; an op NONE ends the chain.
+
+    layers: (N, L) LAYER.  ops: (N, L, D) OP.  steps: (N, S) STEP.  finish: (N,) OP.
+    ids: (N,) int64 and words: (3,) uint32 (seed low, seed high, epoch) key the per-pixel draws.
+    masks: (M, H, W, 1 or 3) uint8, see `Where.MASK`.
+    """
+
+    layers: Records
+    ops: Records
+    steps: Records
+    finish: Records
+    ids: NDArray[np.int64]
+    words: NDArray[np.uint32]
+    masks: U8
+
+    @classmethod
+    def empty(
+        cls, ids: NDArray[np.int64], words: NDArray[np.uint32], size: tuple[int, int], *, layers: int, chain: int, steps: int
+    ) -> Program:
+        """All-zero programs of N = len(ids) samples of `size` (H, W), with every box the whole picture."""
+        n = len(ids)
+        made = cls(
+            layers=np.zeros((n, layers), LAYER),
+            ops=np.zeros((n, layers, chain), OP),
+            steps=np.zeros((n, steps), STEP),
+            finish=np.zeros(n, OP),
+            ids=np.ascontiguousarray(ids, np.int64),
+            words=words,
+            masks=np.zeros((0, 1, 1, 1), np.uint8),
+        )
+        made.steps["bottom"], made.steps["right"] = size
+        return made
+
+
+class Backend(Protocol):
+    """Every kernel once.  Integers are equal on all backends; see each docstring for the few that are not."""
+
+    def crop_resize(self, sources: Sequence[U8], boxes: F64, flips: NDArray[np.bool_], out: U8, lo: int, hi: int) -> None:
+        """Antialiased bilinear (triangle filter) resize of a box of each source to out's H x W, mirrored where `flips`.
+
+        sources: one (h, w, 3) picture a row, any sizes.  boxes: (N, 4) left, top, width, height in source pixels, may be
+        fractional, inside the source.  float32 inside, one rounding; within 1 level of Pillow's resize(box=...), backends
+        within 1 level of each other.
+        """
+
+    def op(self, images: U8, ops: Records, out: U8, lo: int, hi: int) -> None:
+        """Apply ops[i] (N, OP) to images[i]: the op suite.  NONE copies."""
+
+    def warp(self, images: U8, matrices: F64, out: U8, lo: int, hi: int) -> None:
+        """`Op.WARP`: bilinear, black outside, float64, fraction dropped, as Pillow's AFFINE.  matrices: (N, 6)."""
+
+    def filter3x3(self, images: U8, weights: F32, out: U8, lo: int, hi: int) -> None:
+        """Correlate with (3, 3) weights, + 0.5, drop the fraction, clip; the border is copied (Pillow's Kernel).
+
+        Sides below 3: a copy.
+        """
+
+    def histogram(self, images: U8, out: NDArray[np.int32], lo: int, hi: int) -> None:
+        """out[i, c, v] = how many pixels of channel c have value v.  out: (N, 3, 256) int32."""
+
+    def table(self, images: U8, tables: U8, out: U8, lo: int, hi: int) -> None:
+        """out[i, y, x, c] = tables[i, c, images[i, y, x, c]].  tables: (N, 3, 256) uint8."""
+
+    def mix(self, images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
+        """Run the programs: render the layers, fold the steps in float32, round half up, finish.
+
+        pool: (M, PH, PW, 3), PH >= H, PW >= W.  `out` must not overlap `images`.  Steps without GEOMETRIC are equal on all
+        backends; with it values may differ by 1 level where a power falls on a rounding edge (<= 1e-3 of values).
+        """
+
+    def paste(
+        self, images: U8, partner: NDArray[np.int64], source_boxes: F64, boxes: NDArray[np.int64], out: U8, lo: int, hi: int
+    ) -> None:
+        """out[i] = images[i] with boxes[i] (top, left, bottom, right) covered by the box source_boxes[i] (left, top,
+        width, height) of images[partner[i]], resized as in `crop_resize`.  An empty box copies."""
+
+    def to_float(self, images: U8, table: NDArray[Any], out: NDArray[Any], channels_last: bool, lo: int, hi: int) -> None:
+        """out[i, c, y, x] = table[c, images[i, y, x, c]] (out[i, y, x, c] if channels_last): normalise and lay out.
+
+        table: (3, 256) float32, or uint16 holding float16 / bfloat16 bits.  out: (N, 3, H, W) or (N, H, W, 3), same dtype.
+        """
+
+    def bits(self, ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: NDArray[np.uint32]) -> None:
+        """out[i, k] = 32-bit number k of the Philox stream of ids[i]; the bits that `mix` uses for its masks."""
+
+    def attractor(self, maps: F64, chances: F64, points: int, words: NDArray[np.uint32], box: F64, out: NDArray[np.uint32]) -> None:
+        """Count the visits of the chaos game to each pixel (Barnsley, "Fractals Everywhere").
+
+        maps: (n, 6) a, b, c, d, e, f of (x, y) -> (ax + by + c, dx + ey + f).  chances: (n,) cumulative.  box: (4,) left, top,
+        right, bottom of the window in the plane; points outside are not counted.  Starts at the fixed point of map 0.
+        words: (4,) uint32 seed low, seed high, picture, 0: the key of the choices.  out: (H, W) counts.
+        """
+
+
+def backend_for(array: object) -> Backend:
+    """The backend that works where `array` lives.  NumPy arrays: the Numba one, loaded (and compiled) on first use."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"no backend for {type(array).__name__}: pass a NumPy array")
+    from . import cpu
+
+    return cast(Backend, cpu)

@@ -1,0 +1,58 @@
+"""How the CPU kernels are compiled: serial, without the GIL, IEEE arithmetic, cached on disk where that is possible."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import platformdirs
+
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
+
+
+def _cache_folder() -> str | None:
+    """A writable folder that is new whenever any kernel source changes: Numba itself watches only one file a function."""
+    if numba.config.CACHE_DIR:
+        return str(numba.config.CACHE_DIR)
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    folder = Path(platformdirs.user_cache_dir("fastmix")) / f"kernels-{digest.hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return None
+    return str(folder) if os.access(folder, os.W_OK) else None
+
+
+_FOLDER = _cache_folder()
+if _FOLDER is None:
+    warnings.warn("no writable cache folder: fastmix compiles its kernels anew in every process (set NUMBA_CACHE_DIR)", stacklevel=2)
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile an entry point or a helper; never decorate one function twice."""
+    saved, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _FOLDER or ""
+    try:
+        return numba.njit(cache=_FOLDER is not None, **_OPTIONS)(function)
+    finally:
+        numba.config.CACHE_DIR = saved
+
+
+def compile_module(module: types.ModuleType, compiler: Callable[..., Any] | None = None) -> types.SimpleNamespace:
+    """The plain functions of `module`, compiled, in their order: each sees the compiled form of those before it."""
+    compiler = compiler or numba.njit(**_OPTIONS)
+    names = dict(vars(module))
+    made = types.SimpleNamespace()
+    for name, function in vars(module).items():
+        if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
+            copy = types.FunctionType(function.__code__, names, name, function.__defaults__)
+            names[name] = compiler(copy)
+            setattr(made, name, names[name])
+    return made
