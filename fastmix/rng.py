@@ -11,6 +11,7 @@ counter holds (block, id low, epoch, stream | id high << 16) and the 64-bit key 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,21 @@ _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _VIEW_STREAMS = 4096
 _MAX_ID = 1 << 48
+
+
+class Stream(IntEnum):
+    """What a draw is for.  Two purposes never share numbers; BETA and WEIGHTS take the next number too."""
+
+    SHUFFLE = 1
+    CROP = 2
+    REPLACE = 3
+    PARTNER = 4
+    POOL = 5
+    BETA = 6
+    BOX = 8
+    WEIGHTS = 9
+    METHOD = 16
+    PIXELS = 64  # + number of the step: the per-pixel draws inside a kernel
 
 
 def philox(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
@@ -103,7 +119,7 @@ class Key:
             attempt += 1
 
     def beta(self, ids: Ids, stream: int, a: float, b: float) -> F64:
-        """(N,) float64 Beta(a, b) draws in [0, 1]."""
+        """(N,) float64 Beta(a, b) draws in [0, 1]; uses `stream` and `stream` + 1."""
         x = self.gamma(ids, stream, a)[:, 0]
         y = self.gamma(ids, stream + 1, b)[:, 0]
         return np.asarray(1 / (1 + np.exp(np.clip(y - x, -700, 700))))
