@@ -94,7 +94,7 @@ class Key:
 
     def uniform(self, ids: Ids, stream: int, count: int, start: int = 0) -> F64:
         """(N, count) float64 in the open interval (0, 1), 2^32 equally likely values."""
-        return (self.bits(ids, stream, count, start) + 0.5) * 2.0**-32
+        return np.asarray((self.bits(ids, stream, count, start) + 0.5) * 2.0**-32, np.float64)
 
     def gamma(self, ids: Ids, stream: int, shape: float, count: int = 1) -> F64:
         """(N, count) logarithms of Gamma(shape, 1) draws (logarithms, for a small shape underflows).
@@ -167,6 +167,8 @@ def shuffle(positions: Ids, length: int, key: Key, stream: int) -> Ids:
     A Feistel network over the smallest even number of bits that holds `length`, walked until it lands inside; its round
     function is Philox.
     """
+    if length <= 1024:  # a few Feistel rounds are visibly uneven on small ranges, and a sort costs nothing there
+        return np.argsort(key.bits(np.arange(length), stream, 1)[:, 0], kind="stable")[positions]
     half = max(1, (max(length - 1, 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     value = np.array(positions, np.int64)

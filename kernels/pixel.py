@@ -28,3 +28,40 @@ def philox4x32(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
         k0 = (k0 + U64(0x9E3779B9)) & low
         k1 = (k1 + U64(0xBB67AE85)) & low
     return c0, c1, c2, c3
+
+
+def log2(x):  # type: ignore[no-untyped-def]
+    """log2 of a positive normal float32, absolute error below 2e-7.
+
+    Writes x = 2^e (1 + f) with f in [sqrt(1/2) - 1, sqrt(2) - 1) and takes a polynomial of degree 8 in f.
+    """
+    word = F32(x).view(I32)
+    e = I32((word - I32(0x3F3504F3)) >> I32(23))
+    f = I32(word - I32(e << I32(23))).view(F32) - F32(1)
+    p = F32(-0.1457444280385971)
+    p = p * f + F32(0.23688922822475433)
+    p = p * f + F32(-0.2500685453414917)
+    p = p * f + F32(0.28670763969421387)
+    p = p * f + F32(-0.3600872755050659)
+    p = p * f + F32(0.48093944787979126)
+    p = p * f + F32(-0.7213571667671204)
+    p = p * f + F32(1.4426947832107544)
+    return F32(e) + p * f
+
+
+def exp2(t):  # type: ignore[no-untyped-def]
+    """2^t in float32 for -126 <= t < 127.4, relative error below 2e-7: a polynomial of degree 5 around the nearest integer."""
+    e = I32(I32(F32(t) + F32(1024.5)) - I32(1024))
+    f = F32(t) - F32(e)
+    p = F32(0.0013276466634124517)
+    p = p * f + F32(0.009675541892647743)
+    p = p * f + F32(0.05550713464617729)
+    p = p * f + F32(0.24022120237350464)
+    p = p * f + F32(0.6931469440460205)
+    p = p * f + F32(1.0000001192092896)
+    return I32(F32(p).view(I32) + I32(e << I32(23))).view(F32)
+
+
+def arithmetic(x, y, a, b):  # type: ignore[no-untyped-def]
+    """`Mode.ARITHMETIC` of float32 levels."""
+    return (a * x + b * y) + F32(127.5) * ((F32(1) - a) - b)

@@ -1,0 +1,339 @@
+"""Encoded files in, uint8 RGB out; and the boxes that are cut from them.
+
+One rule for every file and through every decoder.  EXIF orientation is applied.  Grey is replicated.  CMYK and YCCK
+become RGB as Pillow converts them.  A palette is looked up and alpha is dropped (the colour under it stays), as
+torchvision's `convert("RGB")` does.  16-bit values keep their high byte.  Float pictures are refused, and so is any
+file with missing or damaged pixels: grey and colour JPEG by libjpeg-turbo in strict mode, the others by Pillow's own
+checks.  Animations give their first frame.  Colour profiles are ignored.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from .kernels import F64, U8
+
+__all__ = [
+    "CROP_DRAWS",
+    "MAX_PIXELS",
+    "Header",
+    "as_picture",
+    "center_box",
+    "decode",
+    "decode_scale",
+    "header",
+    "pad4",
+    "random_resized_crop",
+]
+
+MAX_PIXELS = 89_478_485  # what Pillow starts to warn about: 1/4 GiB of RGB
+CROP_DRAWS = 22  # uniform draws of a random resized crop
+_TRIES = 10
+_MARGIN = 3
+_PICTURE = "a PIL image, an HWC uint8 array, a CHW uint8 tensor or encoded bytes"
+_FLOAT = "fastmix mixes uint8 before normalising, so remove ToTensor(), Normalize() and the like from the dataset"
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG = b"\xff\xd8\xff"
+_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
+_LONE_MARKERS = frozenset(range(0xD0, 0xD8)) | {0x01}
+_DAMAGE = ("Corrupt JPEG data", "Premature end")
+
+
+class Header(NamedTuple):
+    """What a file says about itself.  height, width: pixels, after orientation.
+
+    orientation: EXIF 1..8, still to be applied to the pixels.
+    is_jpeg: an 8-bit grey or three-colour Huffman JPEG, which simplejpeg decodes.
+    """
+
+    height: int
+    width: int
+    orientation: int
+    is_jpeg: bool
+
+
+def header(data: bytes, max_pixels: int = MAX_PIXELS) -> Header:
+    """Read size and orientation without decoding (a few us for a JPEG; for others what Pillow needs to open them).
+
+    Raises ValueError if the file is empty, no picture, damaged before its pixels, or declares none or more than
+    `max_pixels` of them.
+    """
+    if not data:
+        raise ValueError("the file is empty (0 bytes)")
+    if data.startswith(_JPEG):
+        return _jpeg_header(data, max_pixels)
+    if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
+        width, height = struct.unpack_from(">II", data, 16)
+        _check_size(height, width, max_pixels)  # before Pillow sees it, which would warn about some of these
+    image = _open(data)
+    _check_size(image.height, image.width, max_pixels)
+    # Pillow turns TIFF by itself and keeps its orientation out of `info`.
+    return _turned(image.height, image.width, _exif_orientation(image.info.get("exif", b"")), False)
+
+
+def decode(
+    data: bytes,
+    *,
+    scale: int = 1,
+    buffer: NDArray[np.uint8] | None = None,
+    info: Header | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> U8:
+    """Decode a file to (ceil(H / scale), ceil(W / scale), 3) uint8 RGB, contiguous and writable.
+
+    scale: 1, 2, 4 or 8; a JPEG is then made at that size from its low frequencies, any other file is box-averaged.
+    buffer: flat uint8 memory to reuse; if it is large enough for a JPEG that needs no turning, the result views it.
+    info: the `header` of these bytes, if known.
+
+    simplejpeg decodes JPEG; Pillow decodes the rest, including CMYK and whatever simplejpeg does not support.  The two
+    give equal pixels with libjpeg-turbo 3.1 and 3.2; other versions may differ by 2 levels.
+
+    Raises ValueError if the file is empty, truncated, damaged, no picture, of float values or beyond `max_pixels`.  A
+    file that only lost its trailer, after the last pixel, may be accepted: no pixel is missing.
+    """
+    if scale not in (1, 2, 4, 8):
+        raise ValueError(f"scale is {scale}, expected 1, 2, 4 or 8")
+    info = info or header(data, max_pixels)
+    picture = _decode_jpeg(data, info, scale, buffer) if info.is_jpeg else None
+    if picture is None:
+        picture = _decode_any(data, scale)
+    return _turn(picture, info.orientation)
+
+
+def as_picture(value: Any) -> bytes | U8:
+    """What a dataset returns, as encoded bytes or (H, W, 3) uint8 pixels; nothing is turned or decoded.
+
+    value: encoded bytes (also as (n,) uint8), a PIL image, an HWC or HW uint8 array, or a CHW or HW uint8 torch tensor;
+    1 or 3 channels.  Raises TypeError for another kind or dtype and ValueError for another shape.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, Image.Image):
+        return _rgb(value)
+    kind, tensor = type(value).__name__, is_tensor(value)
+    pixels = value.detach().cpu().numpy() if tensor and "bfloat16" not in str(value.dtype) else value
+    if not hasattr(pixels, "dtype"):
+        raise TypeError(f"the picture is a {kind}, expected {_PICTURE}")
+    if "float" in str(pixels.dtype):
+        raise TypeError(f"the picture is a {pixels.dtype} {kind}: {_FLOAT}")
+    if pixels.dtype != np.uint8:
+        raise TypeError(f"the picture is a {pixels.dtype} {kind}, expected uint8 in 0..255")
+    return pixels.tobytes() if pixels.ndim == 1 else _hwc(pixels, tensor)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this is a torch tensor, found by its methods."""
+    return hasattr(value, "permute") and hasattr(value, "numpy")
+
+
+def decode_scale(info: Header, box: NDArray[np.float64], size: tuple[int, int]) -> int:
+    """The `scale` at which to decode for a crop: the largest that keeps the box 3 times the output on both sides.
+
+    box: left, top, width, height in pixels of the full picture; divide it by the scale afterwards.
+    size: output (H, W).
+    Always 1 for files other than JPEG, which would gain nothing.
+
+    Against a full decode and an antialiased resize, crops of 13 photographs changed by at most 0.6 levels in the mean
+    and 5 levels in 99.9 % of the values (at twice the output: 1.8 and 12; at four times: 0.5 and 4).  A 2822 x 2822
+    JPEG with 4:2:0 colour decodes 1.5, 3.7 and 4.4 times as fast at 2, 4 and 8.
+    """
+    if not info.is_jpeg:
+        return 1
+    room = min(box[2] / size[1], box[3] / size[0]) / _MARGIN
+    return 8 if room >= 8 else 4 if room >= 4 else 2 if room >= 2 else 1
+
+
+def random_resized_crop(
+    u: F64,
+    sizes: NDArray[np.int64],
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> F64:
+    """Boxes of the Inception crop, drawn as torchvision draws them.
+
+    Szegedy et al., "Going deeper with convolutions" (CVPR 2015), section 6.
+
+    Ten tries at an area share uniform in `scale` and an aspect ratio log-uniform in `ratio`, the sides rounded; if none
+    fits, the largest centred box whose ratio is in `ratio`.  u: (N, CROP_DRAWS or more) uniform draws in (0, 1).
+    sizes: (N, 2) height, width.  Returns (N, 4) float64 left, top, width, height, whole numbers.
+    """
+    height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
+    share = scale[0] + (scale[1] - scale[0]) * u[:, 0 : 2 * _TRIES : 2]
+    low, high = np.log(ratio[0]), np.log(ratio[1])
+    aspect = np.exp(low + (high - low) * u[:, 1 : 2 * _TRIES : 2])
+    area = (height * width)[:, None] * share
+    tried_w, tried_h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
+    fits = (tried_w > 0) & (tried_w <= width[:, None]) & (tried_h > 0) & (tried_h <= height[:, None])
+    rows, first, found = np.arange(len(u)), fits.argmax(axis=1), fits.any(axis=1)
+    # at least a pixel, where torchvision's fallback may round to an empty box
+    whole_w = np.minimum(width, np.maximum(np.rint(height * ratio[1]), 1))
+    whole_h = np.minimum(height, np.maximum(np.rint(width / ratio[0]), 1))
+    w = np.where(found, tried_w[rows, first], whole_w)
+    h = np.where(found, tried_h[rows, first], whole_h)
+    left = np.where(found, np.floor(u[:, 2 * _TRIES] * (width - w + 1)), (width - w) // 2)
+    top = np.where(found, np.floor(u[:, 2 * _TRIES + 1] * (height - h + 1)), (height - h) // 2)
+    return np.stack([left, top, w, h], axis=1)
+
+
+def center_box(sizes: NDArray[np.int64], size: tuple[int, int], resize: int | None = None) -> F64:
+    """Boxes of the usual validation crop: resize the short side to `resize`, cut the centre, in one step.
+
+    sizes: (N, 2) height, width.  size: output (H, W).  resize: default 8/7 of the output's short side, so 256 for 224.
+    A box that would not fit, which torchvision pads with black, shrinks in its own ratio.  Returns (N, 4) float64 left,
+    top, width, height, fractional.
+    """
+    resize = min(size) * 8 // 7 if resize is None else resize
+    sides = sizes.astype(np.float64)
+    box = sides.min(axis=1, keepdims=True) / resize * np.asarray(size, np.float64)
+    box *= np.minimum(1, (sides / box).min(axis=1, keepdims=True))
+    start = np.maximum(sides - box, 0) / 2
+    return np.concatenate([start[:, ::-1], box[:, ::-1]], axis=1)
+
+
+def pad4(u: F64) -> NDArray[np.int64]:
+    """Offsets (top, left) in 0..8 of a window in a picture padded by 4, CIFAR's usual crop.
+
+    Lee et al., "Deeply-supervised nets" (AISTATS 2015).  u: (N, 2 or more) uniform draws.  Returns (N, 2) int64; at
+    (4, 4) the window is the picture itself.
+    """
+    return np.floor(u[:, :2] * 9).astype(np.int64)
+
+
+def _check_size(height: int, width: int, max_pixels: int) -> None:
+    if height < 1 or width < 1:
+        raise ValueError(f"the header declares {width} x {height} pixels, expected at least 1 x 1")
+    if height * width > max_pixels:
+        size = f"{width} x {height} pixels, more than max_pixels={max_pixels}"
+        raise ValueError(f"the header declares {size}: shrink the picture or raise the limit")
+
+
+def _turned(height: int, width: int, orientation: int, is_jpeg: bool) -> Header:
+    if orientation >= 5:
+        height, width = width, height
+    return Header(height, width, orientation, is_jpeg)
+
+
+def _jpeg_header(data: bytes, max_pixels: int) -> Header:
+    """Walk the marker segments (ITU-T T.81, B.1.1) up to the frame header."""
+    at, orientation = 2, 0
+    try:
+        while True:
+            at = data.index(b"\xff", at)
+            while data[at] == 0xFF:
+                at += 1
+            marker = data[at]
+            if marker in _LONE_MARKERS or not marker:
+                continue
+            if marker in _START_OF_FRAME:
+                depth, height, width, colours = struct.unpack_from(">BHHB", data, at + 3)
+                break
+            length = int.from_bytes(data[at + 1 : at + 3], "big")
+            if marker == 0xE1 and not orientation and data.startswith(b"Exif\0\0", at + 3):
+                orientation = _exif_orientation(data[at + 3 : at + 1 + length])
+            at += 1 + length
+    except (ValueError, IndexError, struct.error):
+        raise ValueError("truncated or damaged JPEG: it has no frame header") from None
+    _check_size(height, width, max_pixels)
+    return _turned(height, width, orientation or 1, marker in _HUFFMAN_FRAMES and depth == 8 and colours in (1, 3))
+
+
+def _exif_orientation(exif: bytes) -> int:
+    """Tag 0x0112 of the first directory (EXIF 2.32, 4.6.4); 1 where it is absent or malformed."""
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(order + "I", tiff, 4)
+        (count,) = struct.unpack_from(order + "H", tiff, start)
+        for entry in range(start + 2, start + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", tiff, entry)
+            if tag == 0x0112:
+                return int(value) if kind == 3 and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+def _decode_jpeg(data: bytes, info: Header, scale: int, buffer: NDArray[np.uint8] | None) -> U8 | None:
+    """Decode, or return None where simplejpeg does not support what may still be a sound file."""
+    height, width = (info.width, info.height) if info.orientation >= 5 else (info.height, info.width)
+    height, width = -(-height // scale), -(-width // scale)
+    if buffer is not None and buffer.size < height * width * 3:
+        buffer = None
+    try:
+        made: U8 = simplejpeg.decode_jpeg(
+            data, "RGB", min_height=height, min_width=width, min_factor=scale, buffer=buffer, strict=True
+        )
+        return made
+    except ValueError as error:
+        if str(error).startswith(_DAMAGE):
+            raise ValueError(f"truncated or damaged JPEG: {error}") from None
+        return None
+
+
+def _open(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        raise ValueError(f"not a picture that Pillow can read: it starts with {data[:8]!r}") from None
+    except Exception as error:  # Pillow's plugins let many kinds of errors out of broken files
+        raise ValueError(f"truncated or damaged picture: {error}") from error
+
+
+def _decode_any(data: bytes, scale: int) -> U8:
+    with _open(data) as image:
+        try:
+            image.load()
+        except Exception as error:  # as in _open
+            raise ValueError(f"truncated or damaged {image.format}: {error}") from error
+        picture = _rgb(image)
+    return picture if scale == 1 else np.array(Image.fromarray(picture).reduce(scale))
+
+
+def _rgb(image: Image.Image) -> U8:
+    """The pixels of a Pillow image by the rule of this module, except that it is not turned."""
+    if image.mode == "F":
+        raise ValueError("the picture has float values (mode F), expected 8- or 16-bit integers: convert it to uint8")
+    if image.mode.startswith("I"):
+        return _high_byte(np.asarray(image))
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # straight to RGB, Pillow would warn
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _hwc(pixels: U8, tensor: bool) -> U8:
+    shape, layout = pixels.shape, "CHW" if tensor else "HWC"
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    elif tensor and pixels.ndim == 3:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim != 3 or pixels.shape[-1] not in (1, 3) or 0 in shape:
+        raise ValueError(f"the picture has shape {shape}, expected {layout} with 1 or 3 channels, or HW")
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def _high_byte(grey: NDArray[np.integer]) -> U8:
+    if grey.min() < 0 or grey.max() > 65535:
+        raise ValueError(f"grey values run from {grey.min()} to {grey.max()}, expected 0..65535: convert them to uint8")
+    return np.repeat((grey >> 8).astype(np.uint8)[..., None], 3, axis=2)
+
+
+def _turn(picture: U8, orientation: int) -> U8:
+    """Apply an EXIF orientation: transpose from 5 on, then mirror."""
+    if orientation >= 5:
+        picture = picture.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        picture = picture[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        picture = picture[::-1]
+    return np.ascontiguousarray(picture)

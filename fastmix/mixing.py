@@ -1,0 +1,42 @@
+"""Draw, apply, merge: from a batch and a key to a mixed batch."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import U8, backend_for
+from .types import Batch, Key, Method, Params, Pool, Targets
+
+
+def mix(method: Method, batch: Batch, key: Key) -> Batch:
+    """Mix `batch` as `method` draws it under `key`; the batch itself is not changed.
+
+    Raises ValueError if the labels of `batch` are mixed already and would have to be mixed again.
+    """
+    params = method.draw(key, batch)
+    return apply(batch, params, getattr(method, "pool", None), np.empty_like(batch.images))
+
+
+def apply(batch: Batch, params: Params, pool: Pool | None, out: U8) -> Batch:
+    """Run the programs of `params` into `out` (N, H, W, 3) uint8 and merge the targets; holds no chance.
+
+    Label b is the partner's label, and w the realised share of the own one.  Maps are dropped: they belong to the
+    unmixed pictures.  Raises ValueError if the labels of `batch` are mixed already and would have to be mixed again.
+    """
+    targets = merge(batch.targets, params.partner, params.weight)
+    pictures = np.empty((0, *batch.images.shape[1:]), np.uint8) if pool is None else pool.images
+    backend_for(batch.images).mix(batch.images, pictures, params.program, out, 0, len(out))
+    return Batch(out, targets)
+
+
+def merge(targets: Targets, partner: NDArray[np.int64], weight: NDArray[np.float32]) -> Targets:
+    """The targets after mixing row i with row partner[i], which takes the share 1 - weight[i]."""
+    if (weight == 1).all():
+        return targets
+    if (targets.w != 1).any():
+        raise ValueError(
+            f"label weights go down to {targets.w.min()}, expected 1, for labels are mixed once: "
+            "start from Targets.of(ids, targets.soft(num_classes))"
+        )
+    return Targets(targets.ids, targets.a, targets.a[partner], weight)

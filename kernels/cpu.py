@@ -1,0 +1,121 @@
+"""The kernels of the protocol on a CPU: thin shells around Numba functions that hold no GIL.
+
+Every thread keeps its own work space, so that no call allocates more than a few lines: fresh memory costs more than the
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import F32, F64, U8, Program, Records
+from . import cpu_fold as _fold
+from . import cpu_ops as _ops
+from . import cpu_resize as _resize
+from .cpu_fractal import attractor as _attractor
+from .cpu_warp import warp as _warp
+
+_local = threading.local()
+
+
+def _bytes(count: int) -> U8:
+    """At least `count` bytes that belong to this thread until its next call."""
+    space: U8 | None = getattr(_local, "space", None)
+    if space is None or space.size < count:
+        space = _local.space = np.empty(count, np.uint8)
+    return space
+
+
+def _pad_bytes(height: int, width: int) -> int:
+    return (height + 2) * (3 * width + 6)
+
+
+def crop_resize(sources: Sequence[U8], boxes: F64, flips: NDArray[np.bool_], out: U8, lo: int, hi: int) -> None:
+    """See `Backend.crop_resize`."""
+    for i in range(lo, hi):
+        left, top, width, height = boxes[i]
+        _resize.crop_resize(sources[i], left, top, width, height, flips[i], out[i])
+
+
+def op(images: U8, ops: Records, out: U8, lo: int, hi: int) -> None:
+    """See `Backend.op`."""
+    _ops.apply_ops(images, ops, _bytes(_pad_bytes(*images.shape[1:3])), out, lo, hi)
+
+
+def warp(images: U8, matrices: F64, out: U8, lo: int, hi: int) -> None:
+    """See `Backend.warp`."""
+    scratch = _bytes(_pad_bytes(*images.shape[1:3]))
+    for i in range(lo, hi):
+        _warp(images[i], matrices[i], False, 0, images.shape[1], scratch, out[i])
+
+
+def filter3x3(images: U8, weights: F32, out: U8, lo: int, hi: int) -> None:
+    """See `Backend.filter3x3`."""
+    for i in range(lo, hi):
+        _ops.filter3x3(images[i], weights, out[i])
+
+
+def histogram(images: U8, out: NDArray[np.int32], lo: int, hi: int) -> None:
+    """See `Backend.histogram`."""
+    for i in range(lo, hi):
+        _ops.histogram(images[i], out[i])
+
+
+def table(images: U8, tables: U8, out: U8, lo: int, hi: int) -> None:
+    """See `Backend.table`."""
+    for i in range(lo, hi):
+        _ops.table(images[i], tables[i], out[i])
+
+
+def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
+    """See `Backend.mix`."""
+    height, width = images.shape[1:3]
+    slots = program.layers.shape[1] + 2
+    picture, pad = height * width * 3, _pad_bytes(height, width)
+    # Lines first: they want alignment, bytes do not.
+    lines = 3 * 3 * width * 4
+    draws = (3 * width + 8) * 4
+    space = _bytes(lines + draws + slots * picture + pad)
+    cut = np.cumsum([lines, draws, slots * picture, pad])
+    _fold.mix(
+        images, pool, program.layers, program.ops, program.steps, program.finish, program.ids, program.words, program.masks,
+        space[cut[1] : cut[2]].reshape(slots, height, width, 3),
+        space[: cut[0]].view(np.float32).reshape(3, 3 * width),
+        space[cut[0] : cut[1]].view(np.uint32),
+        space[cut[2] : cut[3]],
+        out, lo, hi,
+    )
+
+
+def paste(
+    images: U8, partner: NDArray[np.int64], source_boxes: F64, boxes: NDArray[np.int64], out: U8, lo: int, hi: int
+) -> None:
+    """See `Backend.paste`."""
+    for i in range(lo, hi):
+        top, left, bottom, right = boxes[i]
+        out[i] = images[i]
+        if top < bottom and left < right:
+            x, y, width, height = source_boxes[i]
+            patch = np.empty((bottom - top, right - left, 3), np.uint8)
+            _resize.crop_resize(images[partner[i]], x, y, width, height, False, patch)
+            out[i, top:bottom, left:right] = patch
+
+
+def to_float(images: U8, table: NDArray[Any], out: NDArray[Any], channels_last: bool, lo: int, hi: int) -> None:
+    """See `Backend.to_float`."""
+    _resize.to_float(images, table, out, channels_last, lo, hi)
+
+
+def bits(ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: NDArray[np.uint32]) -> None:
+    """See `Backend.bits`."""
+    _fold.bits(ids, words, stream, out)
+
+
+def attractor(maps: F64, chances: F64, points: int, words: NDArray[np.uint32], box: F64, out: NDArray[np.uint32]) -> None:
+    """See `Backend.attractor`."""
+    _attractor(maps, chances, points, words, box, out)

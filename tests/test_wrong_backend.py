@@ -1,0 +1,132 @@
+"""The checks can fail: each wrong kernel below is caught by the very function that the real tests call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from checks import (
+    cases,
+    check_blend,
+    check_box,
+    check_masked,
+    check_paste,
+    check_pillow_case,
+    check_random_mask,
+    check_rounding,
+    check_torchvision_case,
+    check_translate,
+)
+
+from fastmix.kernels import Backend, Mode, Op, Program, Where, reference
+
+
+def wrong(**kernels: Callable[..., None]) -> Backend:
+    """The reference with some kernels replaced."""
+    return cast(Backend, SimpleNamespace(**{**vars(reference), **kernels}))
+
+
+def _changed(program: Program, name: str, change: Callable[[Any], Any]) -> Program:
+    steps = program.steps.copy()
+    steps[name] = change(steps[name])
+    return replace(program, steps=steps)
+
+
+def _wide_box(images: Any, pool: Any, program: Program, out: Any, lo: int, hi: int) -> None:
+    width = images.shape[2]
+    reference.mix(images, pool, _changed(program, "right", lambda v: np.minimum(v + 1, width)), out, lo, hi)
+
+
+def _high_box(images: Any, pool: Any, program: Program, out: Any, lo: int, hi: int) -> None:
+    reference.mix(images, pool, _changed(program, "top", lambda v: np.maximum(v - 1, 0)), out, lo, hi)
+
+
+def _next_stream(images: Any, pool: Any, program: Program, out: Any, lo: int, hi: int) -> None:
+    reference.mix(images, pool, _changed(program, "stream", lambda v: v + 1), out, lo, hi)
+
+
+def _truncating(images: Any, pool: Any, program: Program, out: Any, lo: int, hi: int) -> None:
+    for i in range(lo, hi):
+        out[i] = np.clip(reference.fold(images, pool, program, i), 0, 255)
+
+
+def _half_down(images: Any, pool: Any, program: Program, out: Any, lo: int, hi: int) -> None:
+    for i in range(lo, hi):
+        out[i] = np.clip(np.ceil(reference.fold(images, pool, program, i) - 0.5), 0, 255)
+
+
+def _inverse_mask(images: Any, pool: Any, program: Program, out: Any, lo: int, hi: int) -> None:
+    reference.mix(images, pool, replace(program, masks=255 - program.masks), out, lo, hi)
+
+
+def _paste_below(images: Any, partner: Any, source_boxes: Any, boxes: Any, out: Any, lo: int, hi: int) -> None:
+    reference.paste(
+        images, partner, source_boxes, np.minimum(np.add(boxes, [1, 0, 1, 0]), images.shape[1]), out, lo, hi
+    )
+
+
+def _paste_from_right(images: Any, partner: Any, source_boxes: Any, boxes: Any, out: Any, lo: int, hi: int) -> None:
+    reference.paste(images, partner, np.add(source_boxes, [1, 0, 0, 0]), boxes, out, lo, hi)
+
+
+def _warp_by_one(images: Any, matrices: Any, out: Any, lo: int, hi: int) -> None:
+    reference.warp(images, np.add(matrices, [0, 0, 1, 0, 0, 0]), out, lo, hi)
+
+
+def _op_with(code: Op, step: float, number: int) -> Callable[..., None]:
+    """The ops with one parameter of one op off by `step`."""
+
+    def op(images: Any, ops: Any, out: Any, lo: int, hi: int) -> None:
+        ops = ops.copy()
+        ops["p"][:, number] += step * (ops["code"] == code)
+        reference.op(images, ops, out, lo, hi)
+
+    return op
+
+
+def _cases(name: str, op: str) -> list[dict[str, Any]]:
+    return [case for case in cases(name) if case["op"] == op]
+
+
+def _all(check: Callable[..., None], name: str, op: str) -> Callable[[Backend], None]:
+    def run(backend: Backend) -> None:
+        for case in _cases(name, op):
+            check(backend, case)
+
+    return run
+
+
+FAULTS: dict[str, tuple[Backend, Callable[[Backend], None]]] = {
+    "box one column too wide": (wrong(mix=_wide_box), lambda b: check_box(b, (2, 3, 5, 7))),
+    "box one row too high": (wrong(mix=_high_box), lambda b: check_box(b, (2, 3, 5, 7))),
+    "fold truncates": (wrong(mix=_truncating), check_rounding),
+    "fold rounds half down": (wrong(mix=_half_down), check_rounding),
+    "fold truncates a blend": (wrong(mix=_truncating), lambda b: check_blend(b, "pixmix_add", Mode.ARITHMETIC, 0)),
+    "fold truncates a power": (wrong(mix=_truncating), lambda b: check_blend(b, "pixmix_multiply", Mode.GEOMETRIC, 0)),
+    "mask upside down": (wrong(mix=_inverse_mask), lambda b: check_masked(b, "ipmix_pixel", 0)),
+    "draws of another stream": (wrong(mix=_next_stream), lambda b: check_random_mask(b, Where.PIXELS, 0.5)),
+    "paste one row below": (wrong(paste=_paste_below), lambda b: check_paste(b, (2, 3, 5, 7), (3, 2))),
+    "paste from one column right": (wrong(paste=_paste_from_right), lambda b: check_paste(b, (2, 3, 5, 7), (3, 2))),
+    "warp by one pixel": (wrong(warp=_warp_by_one), lambda b: check_translate(b, (2, -3))),
+    "translate by one pixel": (wrong(op=_op_with(Op.WARP, 1, 2)), lambda b: check_translate(b, (2, -3))),
+    "float translate by one pixel": (wrong(op=_op_with(Op.FLOAT_WARP, 1, 2)), lambda b: check_translate(b, (2, -3))),
+    "recorded translate": (wrong(op=_op_with(Op.WARP, 1, 2)), _all(check_pillow_case, "pillow_cases", "translate_x")),
+    "solarize threshold": (wrong(op=_op_with(Op.SOLARIZE, 1, 0)), _all(check_pillow_case, "pillow_cases", "solarize")),
+    "enhance factor": (wrong(op=_op_with(Op.COLOR, 1e-2, 0)), _all(check_pillow_case, "pillow_cases", "color")),
+    "float shift by 1/20 pixel": (
+        wrong(op=_op_with(Op.FLOAT_WARP, 0.05, 5)),
+        _all(check_torchvision_case, "torchvision_cases", "translate_y"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_kernel_is_caught(fault: str) -> None:
+    backend, check = FAULTS[fault]
+    check(reference)
+    with pytest.raises(AssertionError):
+        check(backend)
