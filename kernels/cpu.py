@@ -20,6 +20,7 @@ from . import cpu_resize as _resize
 from .cpu_fractal import attractor as _attractor
 from .cpu_warp import warp as _warp
 
+_LINE = 6144  # values in a line of the fold: the longer, the fewer calls; the lines of a step still fit into the nearest caches
 _local = threading.local()
 
 
@@ -78,14 +79,15 @@ def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> No
     slots = program.layers.shape[1] + 2
     picture, pad = height * width * 3, _pad_bytes(height, width)
     # Lines first: they want alignment, bytes do not.
-    lines = 3 * 3 * width * 4
-    draws = (3 * width + 8) * 4
+    line = 3 * width * max(_LINE // (3 * width), 1)
+    lines = 4 * line * 4
+    draws = (line + 8) * 4
     space = _bytes(lines + draws + slots * picture + pad)
     cut = np.cumsum([lines, draws, slots * picture, pad])
     _fold.mix(
         images, pool, program.layers, program.ops, program.steps, program.finish, program.ids, program.words, program.masks,
         space[cut[1] : cut[2]].reshape(slots, height, width, 3),
-        space[: cut[0]].view(np.float32).reshape(3, 3 * width),
+        space[: cut[0]].view(np.float32).reshape(4, line),
         space[cut[0] : cut[1]].view(np.uint32),
         space[cut[2] : cut[3]],
         out, lo, hi,

@@ -16,13 +16,15 @@ def histogram(image, out):  # type: ignore[no-untyped-def]
     half = pixels.shape[0] // 2
     # Two counters a channel: neighbouring pixels are often equal, and adding to one cell twice in a row stalls.
     counts = np.zeros((6, 256), np.int32)
-    for i in range(half):
-        counts[0, pixels[2 * i, 0]] += 1
-        counts[1, pixels[2 * i, 1]] += 1
-        counts[2, pixels[2 * i, 2]] += 1
-        counts[3, pixels[2 * i + 1, 0]] += 1
-        counts[4, pixels[2 * i + 1, 1]] += 1
-        counts[5, pixels[2 * i + 1, 2]] += 1
+    for i in range(np.uint64(half)):
+        even = np.uint64(2) * i
+        odd = even + np.uint64(1)
+        counts[0, pixels[even, 0]] += 1
+        counts[1, pixels[even, 1]] += 1
+        counts[2, pixels[even, 2]] += 1
+        counts[3, pixels[odd, 0]] += 1
+        counts[4, pixels[odd, 1]] += 1
+        counts[5, pixels[odd, 2]] += 1
     if pixels.shape[0] % 2:
         for c in range(3):
             counts[c, pixels[pixels.shape[0] - 1, c]] += 1
@@ -34,13 +36,13 @@ def histogram(image, out):  # type: ignore[no-untyped-def]
 @jit
 def table(image, tables, out):  # type: ignore[no-untyped-def]
     """Look every value up in its channel's table (3, 256)."""
-    source = image.reshape(-1)
-    target = out.reshape(-1)
+    source = image.reshape(-1, 3)
+    target = out.reshape(-1, 3)
     t0, t1, t2 = tables[0], tables[1], tables[2]
-    for i in range(0, source.shape[0], 3):
-        target[i] = t0[source[i]]
-        target[i + 1] = t1[source[i + 1]]
-        target[i + 2] = t2[source[i + 2]]
+    for i in range(source.shape[0]):
+        target[i, 0] = t0[source[i, 0]]
+        target[i, 1] = t1[source[i, 1]]
+        target[i, 2] = t2[source[i, 2]]
 
 
 @jit
@@ -142,13 +144,13 @@ def _point(image, code, value, out):  # type: ignore[no-untyped-def]
         for i in range(n):
             target[i] = ~source[i]
     else:  # FLOAT_POSTERIZE
-        bits = int(value)
-        tables = np.empty(256, np.uint8)
-        for v in range(256):
-            q = min((v << bits) // 255, (1 << bits) - 1)
-            tables[v] = (510 * q + (1 << bits)) >> (bits + 1)
+        levels = np.float32(1 << int(value))
+        most = levels - np.float32(1)
         for i in range(n):
-            target[i] = tables[source[i]]
+            # Half a unit keeps the quotient off whole numbers, which only 0 and 255 reach exactly.
+            q = np.float32(np.int32((np.float32(source[i]) * levels + np.float32(0.5)) / np.float32(255)))
+            q = q if q < most else most
+            target[i] = np.uint8(np.int32(q * (np.float32(255) / levels) + np.float32(0.5)))
 
 
 @jit

@@ -77,13 +77,13 @@ def crop_resize(source, left, top, width, height, flip, out):  # type: ignore[no
             r = half
             g = half
             b = half
-            at = (first_x[x] - begin) * 3
+            at = np.uint64((first_x[x] - begin) * 3)
             for k in range(count_x[x]):
                 w = weights_x[x, k]
                 r += w * line[at]
-                g += w * line[at + 1]
-                b += w * line[at + 2]
-                at += 3
+                g += w * line[at + np.uint64(1)]
+                b += w * line[at + np.uint64(2)]
+                at += np.uint64(3)
             target = out_w - 1 - x if flip else x
             out[y, target, 0] = np.uint8(r)
             out[y, target, 1] = np.uint8(g)

@@ -1,7 +1,7 @@
 """Affine warp, bilinear, row by row.
 
-Neighbouring output pixels mostly read neighbouring input pixels: a run.  Where runs are long, taps are
-blended run by run; where runs are short they are first gathered into lines.  All inner loops run over contiguous bytes and vectorise.  Arithmetic is float64, for Pillow's is.
+Neighbouring output pixels mostly read neighbouring input pixels: a run.  Where runs are long, taps are blended run by run;
+where they are short, taps are first gathered into lines.  The inner loops run over contiguous bytes and vectorise.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ import numpy as np
 
 from .jit import jit
 
-_LONG_RUNS = 1 / 24  # change of shift per pixel below which blending run by run beats gathering
+_LONG_RUNS = 1 / 12  # change of shift per pixel below which blending run by run beats gathering
 
 
 @jit
 def copy(source, target):  # type: ignore[no-untyped-def]
-    """target = source, one line of bytes; the general slice assignment does not vectorise."""
+    """target = source, one line of values; the general slice assignment does not vectorise."""
     for i in range(target.shape[0]):
         target[i] = source[i]
+
+
+@jit
+def _clear(target, begin, end):  # type: ignore[no-untyped-def]
+    for i in range(begin, end):
+        target[i] = 0
 
 
 @jit
@@ -43,19 +49,8 @@ def _pad(image, top, bottom, soft, scratch):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _coordinates(step, across, start, n, whole, part):  # type: ignore[no-untyped-def]
-    """Where each pixel of a row reads along one axis, whole[x] + part[x], in pixels of the padded picture."""
-    for x in range(n):
-        at = step * (x + 0.5) + across + start - 0.5
-        cut = np.int32(at)
-        floor = cut - np.int32(1) if np.float64(cut) > at else cut
-        whole[x] = floor + np.int32(1)
-        part[x] = at - np.float64(floor)
-
-
-@jit
 def _inside(step, across, start, low, high, begin, end):  # type: ignore[no-untyped-def]
-    """The x of [begin, end) with low <= step (x + 0.5) + across + start < high; positions are monotonic, so only the ends can fail."""
+    """The x of [begin, end) with low <= step (x + 0.5) + across + start < high; only the ends can fail, for it is monotonic."""
     while begin < end and not low <= step * (begin + 0.5) + across + start < high:
         begin += 1
     while begin < end and not low <= step * (end - 0.5) + across + start < high:
@@ -64,129 +59,170 @@ def _inside(step, across, start, low, high, begin, end):  # type: ignore[no-unty
 
 
 @jit
-def _runs(x0, y0, begin, end, run):  # type: ignore[no-untyped-def]
-    """Give the pixels of a run, the same row and the same shift, the same number."""
-    for x in range(begin, end):
-        run[x] = (np.int64(y0[x]) << 32) + (x0[x] - x)
+def _floor(step, across, start, x):  # type: ignore[no-untyped-def]
+    """The pixel left of, or above, where output pixel x reads."""
+    return int(np.floor(step * (x + 0.5) + across + start - 0.5))
 
 
 @jit
-def _blend_runs(padded, x0, y0, run, dx, dy, still_x, still_y, begin, end, bias, target):  # type: ignore[no-untyped-def]
-    """Blend each run straight from the picture.  still: no pixel moves by a fraction on that axis, two taps are enough."""
+def _distance(part, slope):  # type: ignore[no-untyped-def]
+    """How many pixels it takes a position to leave its pixel, about."""
+    if slope == 0.0:
+        return 1e9
+    return (1.0 - part) / slope if slope > 0.0 else -part / slope
+
+
+@jit
+def _run_end(p, across_x, across_y, x, x0, y0, end):  # type: ignore[no-untyped-def]
+    """The end of the run of pixels that starts at x and keeps the shift x0 - x and the row y0: a guess, put right."""
+    part_x = p[0] * (x + 0.5) + across_x + p[2] - 0.5 - x0
+    part_y = p[3] * (x + 0.5) + across_y + p[5] - 0.5 - y0
+    stop = min(x + 1 + int(min(_distance(part_x, p[0] - 1.0), _distance(part_y, p[3]))), end)
+    while stop > x + 1:
+        last = stop - 1
+        if _floor(p[0], across_x, p[2], last) - last == x0 - x and _floor(p[3], across_y, p[5], last) == y0:
+            break
+        stop = last
+    while stop < end:
+        if _floor(p[0], across_x, p[2], stop) - stop != x0 - x or _floor(p[3], across_y, p[5], stop) != y0:
+            break
+        stop += 1
+    return stop
+
+
+@jit
+def _blend_x(padded, above, byte, first, across, start, shift, bias, out, at, n):  # type: ignore[no-untyped-def]
+    """One run of n bytes that moves sideways only.
+
+    The taps start at padded[above], the run is out[at : at + n] and byte[..., first : first + n] tells of its pixels: places
+    instead of slices, for a slice costs as much as a short run.
+    """
+    for i in range(n):
+        dx = byte[0, first + i] + across + start - 0.5 - (byte[2, first + i] + shift)
+        v = np.float64(padded[above + i])
+        v += (np.float64(padded[above + np.uint64(3) + i]) - v) * dx
+        out[at + i] = np.uint8(np.int32(v + bias))
+
+
+@jit
+def _blend_y(padded, above, below, byte, first, across, start, y0, bias, out, at, n):  # type: ignore[no-untyped-def]
+    """One run that moves up or down only."""
+    for i in range(n):
+        dy = byte[1, first + i] + across + start - 0.5 - y0
+        v = np.float64(padded[above + i])
+        v += (np.float64(padded[below + i]) - v) * dy
+        out[at + i] = np.uint8(np.int32(v + bias))
+
+
+@jit
+def _blend_both(padded, above, below, byte, first, across_x, start_x, shift, across_y, start_y, y0, bias, out, at, n):  # type: ignore[no-untyped-def]
+    """One run that moves on both axes."""
+    for i in range(n):
+        dx = byte[0, first + i] + across_x + start_x - 0.5 - (byte[2, first + i] + shift)
+        dy = byte[1, first + i] + across_y + start_y - 0.5 - y0
+        a = np.float64(padded[above + i])
+        b = np.float64(padded[below + i])
+        a += (np.float64(padded[above + np.uint64(3) + i]) - a) * dx
+        b += (np.float64(padded[below + np.uint64(3) + i]) - b) * dx
+        out[at + i] = np.uint8(np.int32(a + (b - a) * dy + bias))
+
+
+@jit
+def _runs(padded, pitch, p, across_x, across_y, still_x, still_y, byte, begin, end, bias, out, row):  # type: ignore[no-untyped-def]
+    """One row, run by run.  byte (3, 3 W): a (x + 0.5), d (x + 0.5) and x for each byte of a row; out[row] starts the row."""
     x = begin
     while x < end:
-        stop = x + 1
-        while stop < end and run[stop] == run[x]:
-            stop += 1
-        source, first = np.uint64(3 * x0[x]), np.uint64(3 * x)
-        above, below = np.uint64(y0[x]), np.uint64(y0[x] + 1)
-        if still_x and still_y:
-            copy(padded[y0[x], 3 * x0[x] :], target[3 * x : 3 * stop])
-        elif still_y:
-            for i in range(np.uint64(3 * (stop - x))):
-                v = np.float64(padded[above, source + i])
-                v += (np.float64(padded[above, source + i + np.uint64(3)]) - v) * dx[first + i]
-                target[first + i] = np.uint8(np.int32(v + bias))
+        x0, y0 = _floor(p[0], across_x, p[2], x), _floor(p[3], across_y, p[5], x)
+        stop = _run_end(p, across_x, across_y, x, x0, y0, end)
+        above = np.uint64((y0 + 1) * pitch + 3 * (x0 + 1))
+        below = above + np.uint64(pitch)
+        first, at, n = np.uint64(3 * x), np.uint64(row + 3 * x), np.uint64(3 * (stop - x))
+        shift, line = np.float64(x0 - x), np.float64(y0)
+        if still_y:
+            _blend_x(padded, above, byte, first, across_x, p[2], shift, bias, out, at, n)
         elif still_x:
-            for i in range(np.uint64(3 * (stop - x))):
-                v = np.float64(padded[above, source + i])
-                v += (np.float64(padded[below, source + i]) - v) * dy[first + i]
-                target[first + i] = np.uint8(np.int32(v + bias))
+            _blend_y(padded, above, below, byte, first, across_y, p[5], line, bias, out, at, n)
         else:
-            for i in range(np.uint64(3 * (stop - x))):
-                a = np.float64(padded[above, source + i])
-                b = np.float64(padded[below, source + i])
-                a += (np.float64(padded[above, source + i + np.uint64(3)]) - a) * dx[first + i]
-                b += (np.float64(padded[below, source + i + np.uint64(3)]) - b) * dx[first + i]
-                target[first + i] = np.uint8(np.int32(a + (b - a) * dy[first + i] + bias))
+            _blend_both(padded, above, below, byte, first, across_x, p[2], shift, across_y, p[5], line, bias, out, at, n)
         x = stop
 
 
 @jit
-def _gather(padded, x0, y0, run, begin, end, lines):  # type: ignore[no-untyped-def]
-    """lines (4, 3 W): the taps above, above right, below, below right of each pixel."""
-    x = begin
-    while x < end:
-        stop = x + 1
-        while stop < end and run[stop] == run[x]:
-            stop += 1
-        source, first = np.uint64(3 * x0[x]), np.uint64(3 * x)
-        above, below = np.uint64(y0[x]), np.uint64(y0[x] + 1)
-        for i in range(np.uint64(3 * (stop - x))):
-            lines[0, first + i] = padded[above, source + i]
-            lines[1, first + i] = padded[above, source + i + np.uint64(3)]
-            lines[2, first + i] = padded[below, source + i]
-            lines[3, first + i] = padded[below, source + i + np.uint64(3)]
-        x = stop
-
-
-@jit
-def _blend_lines(lines, dx, dy, begin, end, bias, target):  # type: ignore[no-untyped-def]
-    above, above_right, below, below_right = lines[0], lines[1], lines[2], lines[3]
-    for i in range(np.uint64(begin), np.uint64(end)):
-        p = np.float64(above[i])
-        q = np.float64(below[i])
-        a = p + (np.float64(above_right[i]) - p) * dx[i]
-        b = q + (np.float64(below_right[i]) - q) * dx[i]
-        target[i] = np.uint8(np.int32(a + (b - a) * dy[i] + bias))
-
-
-@jit
-def _thrice(part, begin, end, out):  # type: ignore[no-untyped-def]
-    """Repeat a pixel's part for its three channels."""
+def _gather(padded, p, across_x, across_y, byte, begin, end, bias, lines, target):  # type: ignore[no-untyped-def]
+    """One row, pixel by pixel: the four taps go into lines, which are blended as one."""
     for x in range(begin, end):
-        out[3 * x] = part[x]
-        out[3 * x + 1] = part[x]
-        out[3 * x + 2] = part[x]
+        source = np.uint64(3 * (_floor(p[0], across_x, p[2], x) + 1))
+        above = np.uint64(_floor(p[3], across_y, p[5], x) + 1)
+        below = above + np.uint64(1)
+        at = np.uint64(3 * x)
+        for c in range(np.uint64(3)):
+            lines[0, at + c] = padded[above, source + c]
+            lines[1, at + c] = padded[above, source + c + np.uint64(3)]
+            lines[2, at + c] = padded[below, source + c]
+            lines[3, at + c] = padded[below, source + c + np.uint64(3)]
+    above_left, above_right, below_left, below_right = lines[0], lines[1], lines[2], lines[3]
+    steps_x, steps_y = byte[0], byte[1]
+    for i in range(np.uint64(3 * begin), np.uint64(3 * end)):
+        u = steps_x[i] + across_x + p[2] - 0.5
+        w = steps_y[i] + across_y + p[5] - 0.5
+        dx = u - np.floor(u)
+        dy = w - np.floor(w)
+        a = np.float64(above_left[i])
+        b = np.float64(below_left[i])
+        a += (np.float64(above_right[i]) - a) * dx
+        b += (np.float64(below_right[i]) - b) * dx
+        target[i] = np.uint8(np.int32(a + (b - a) * dy + bias))
+
+
+@jit
+def _shift(image, right, down, top, bottom, out):  # type: ignore[no-untyped-def]
+    """Rows [top, bottom) of out(X, Y) = image(X + right, Y + down), black outside."""
+    height, width, _ = image.shape
+    rows, targets = image.reshape(height, 3 * width), out.reshape(height, 3 * width)
+    begin, end = min(max(-right, 0), width), max(min(width - right, width), 0)
+    for y in range(top, bottom):
+        target = targets[y]
+        if begin >= end or not 0 <= y + down < height:
+            target[:] = 0
+            continue
+        target[: 3 * begin] = 0
+        copy(rows[y + down, 3 * (begin + right) :], target[3 * begin : 3 * end])
+        target[3 * end :] = 0
 
 
 @jit
 def warp(image, p, soft, top, bottom, scratch, out):  # type: ignore[no-untyped-def]
     """Rows [top, bottom) of out(X, Y) = image(aX + bY + c, dX + eY + f), p = (a, b, c, d, e, f).
 
-    `Op.WARP`: a hard edge, fraction dropped; `Op.FLOAT_WARP` (soft): black blended in at the edge, rounded.
+    `Op.WARP`: a hard edge, fraction dropped.  `Op.FLOAT_WARP` (soft): black blended in at the edge, rounded.
     scratch: at least (H + 2) (3 W + 6) bytes.
     """
     height, width, _ = image.shape
+    still_x = p[0] == 1.0 and p[1] == 0.0 and p[2] == np.floor(p[2])
+    still_y = p[3] == 0.0 and p[4] == 1.0 and p[5] == np.floor(p[5])
+    if still_x and still_y:
+        limit = np.float64(width + height)  # far enough to show nothing, near enough for an integer
+        _shift(image, int(min(max(p[2], -limit), limit)), int(min(max(p[5], -limit), limit)), top, bottom, out)
+        return
     low, bias = (-0.5, 0.5) if soft else (0.0, 0.0)
     corners = (p[4] * top + p[5], p[4] * bottom + p[5], p[3] * width + p[4] * top + p[5], p[3] * width + p[4] * bottom + p[5])
     padded = _pad(image, int(max(min(corners), -2.0)) - 2, int(min(max(corners), height + 2.0)) + 3, soft, scratch)
-    targets = out.reshape(height, width * 3)
-    x0, y0 = np.empty(width, np.int32), np.empty(width, np.int32)
-    run = np.empty(width, np.int64)
-    dx, dy = np.empty(width), np.empty(width)
-    dx3, dy3 = np.empty(3 * width), np.empty(3 * width)
+    targets, flat = out.reshape(height, width * 3), out.reshape(-1)
+    byte = np.empty((3, 3 * width))
+    for i in range(3 * width):
+        byte[2, i] = i // 3
+        byte[0, i] = p[0] * (i // 3 + 0.5)
+        byte[1, i] = p[3] * (i // 3 + 0.5)
     lines = np.empty((4, 3 * width), np.uint8)
-    still_x = p[0] == 1.0 and p[1] == 0.0 and p[2] == np.floor(p[2])
-    still_y = p[3] == 0.0 and p[4] == 1.0 and p[5] == np.floor(p[5])
     long_runs = abs(p[0] - 1.0) + abs(p[3]) < _LONG_RUNS
-    if still_x:
-        _coordinates(p[0], 0.0, p[2], width, x0, dx)
-        dx3[:] = 0
-    if still_y:
-        dy3[:] = 0
     for y in range(top, bottom):
         across_x, across_y = p[1] * (y + 0.5), p[4] * (y + 0.5)
         begin, end = _inside(p[0], across_x, p[2], low, width - low, 0, width)
         begin, end = _inside(p[3], across_y, p[5], low, height - low, begin, end)
         target = targets[y]
-        for i in range(3 * begin):
-            target[i] = 0
-        for i in range(3 * end, 3 * width):
-            target[i] = 0
-        if begin == end:
-            continue
-        if not still_x:
-            _coordinates(p[0], across_x, p[2], width, x0, dx)
-            _thrice(dx, 0, width, dx3)
-        if not still_y:
-            _coordinates(p[3], across_y, p[5], width, y0, dy)
-            _thrice(dy, begin, end, dy3)
-        else:
-            y0[:] = y + int(p[5]) + 1
-        _runs(x0, y0, begin, end, run)
+        _clear(target, 0, 3 * begin)
+        _clear(target, 3 * end, 3 * width)
         if long_runs:
-            _blend_runs(padded, x0, y0, run, dx3, dy3, still_x, still_y, begin, end, bias, target)
-        else:
-            _gather(padded, x0, y0, run, begin, end, lines)
-            _blend_lines(lines, dx3, dy3, 3 * begin, 3 * end, bias, target)
+            _runs(scratch, 3 * width + 6, p, across_x, across_y, still_x, still_y, byte, begin, end, bias, flat, y * width * 3)
+        elif begin < end:
+            _gather(padded, p, across_x, across_y, byte, begin, end, bias, lines, target)

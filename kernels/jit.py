@@ -12,6 +12,8 @@ from typing import Any
 
 import numba
 import platformdirs
+from numba import types as nb
+from numba.extending import intrinsic
 
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 
@@ -45,13 +47,23 @@ def jit(function: Callable[..., Any]) -> Any:
         numba.config.CACHE_DIR = saved
 
 
-def compile_module(module: types.ModuleType, compiler: Callable[..., Any] | None = None) -> types.SimpleNamespace:
+@intrinsic  # type: ignore[untyped-decorator]
+def fma(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
+    """The fused multiply-add of float32: one rounding, so the bits are the same on every processor."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return nb.float32(nb.float32, nb.float32, nb.float32), emit
+
+
+def compile_module(module: types.ModuleType) -> types.SimpleNamespace:
     """The plain functions of `module`, compiled, in their order: each sees the compiled form of those before it."""
-    compiler = compiler or numba.njit(**_OPTIONS)
-    names = dict(vars(module))
+    compiler = numba.njit(**_OPTIONS)
+    names = {**vars(module), "fma": fma}
     made = types.SimpleNamespace()
     for name, function in vars(module).items():
-        if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
+        if isinstance(function, types.FunctionType) and name != "fma":
             copy = types.FunctionType(function.__code__, names, name, function.__defaults__)
             names[name] = compiler(copy)
             setattr(made, name, names[name])

@@ -24,7 +24,7 @@ KERNELS = ({"kernels"}, {"numpy"})
 COMPILED = ({"kernels"}, {"numpy", "numba", "platformdirs"})
 DRAWN = {"types", "rng", "kernels", "ops"}
 READING = {"types", "rng", "kernels", "images"}
-ENGINE = DRAWN | READING | {"methods", "mixing", "fractals", "datasets", "engine"}
+ENGINE = DRAWN | READING | {"methods", "mixing", "fractals", "pools", "datasets", "engine"}
 ANY = None
 ROOMS: dict[str, tuple[set[str] | None, set[str] | None]] = {
     "kernels": KERNELS,
@@ -39,7 +39,8 @@ ROOMS: dict[str, tuple[set[str] | None, set[str] | None]] = {
     "mixing": (DRAWN, {"numpy"}),
     "images": (READING, {"numpy", "PIL", "simplejpeg"}),
     "datasets": (READING, {"numpy", "PIL"}),
-    "fractals": (READING, {"numpy", "PIL", "platformdirs", "tqdm"}),
+    "fractals": (READING, {"numpy", "PIL"}),
+    "pools": (READING | {"fractals"}, {"numpy", "PIL", "platformdirs", "tqdm"}),
     "photos": (READING, {"numpy", "PIL", "tqdm", "skimage", "sklearn"}),
     "engine": (ENGINE, {"numpy"}),
     "attribution": ({"types"}, {"numpy", "torch"}),

@@ -1,0 +1,54 @@
+"""Batches out of a source, made by threads, with no framework in sight.
+
+`Order` says which samples make a batch and `Progress` which epoch it is; `Recipe` says what becomes of a sample; a
+`Job` makes one batch in small tasks; a `Crew` runs the tasks of a few jobs at a time; `Kept` holds memory for the next
+epoch; `explain` tells what was done to one sample.
+"""
+
+from .crew import Crew, made
+from .explain import Explanation, explain
+from .job import Bad, Job, has_partners, jobs, memory_bound
+from .kept import Buffers, Kept
+from .order import Order, keyed_batches
+from .progress import STREAM_VERSION, Progress, Run
+from .recipe import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    LABELS,
+    ON_ERROR,
+    Crop,
+    Output,
+    Recipe,
+    check_method,
+    form_labels,
+    level_table,
+)
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "LABELS",
+    "ON_ERROR",
+    "STREAM_VERSION",
+    "Bad",
+    "Buffers",
+    "Crew",
+    "Crop",
+    "Explanation",
+    "Job",
+    "Kept",
+    "Order",
+    "Output",
+    "Progress",
+    "Recipe",
+    "Run",
+    "check_method",
+    "explain",
+    "form_labels",
+    "has_partners",
+    "jobs",
+    "keyed_batches",
+    "level_table",
+    "made",
+    "memory_bound",
+]

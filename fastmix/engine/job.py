@@ -1,0 +1,275 @@
+"""One batch, made in small tasks that any thread may take.
+
+The phases of a batch follow one another; the tasks of a phase may run in any order and at the same time.  First all of
+its draws are made, then every sample is read, cut, mixed and written while its pixels are in the cache.  Only where
+samples are mixed with each other, mixing waits for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..datasets import Item, Label
+from ..kernels import U8, Program, backend_for
+from ..kernels import Source as From
+from ..mixing import merge
+from ..rng import Ids, Key, Stream, integers
+from ..types import Batch, FastmixError, Params, Targets
+from .kept import Kept
+from .order import Order
+from .progress import Run, fingerprint
+from .recipe import Recipe
+from .samples import KEPT, Cuts, Space, cut, draw_cuts, failure, read
+
+_REPLACEMENTS = 16  # samples that are tried in place of a bad one
+_NOTHING = np.uint8(0)
+
+
+class Task(NamedTuple):
+    """Part of a batch: the row it starts with, what it is for, and the call."""
+
+    row: int
+    stage: str
+    call: Callable[[Space], None]
+
+
+class Bad(NamedTuple):
+    """A sample that gave way to another one."""
+
+    id: int
+    path: str | None
+    reason: str
+
+
+class Job:
+    """The making of one batch.
+
+    samples: (N,) int64 numbers in the source.  ids: (N,) int64 names of their draws.
+    out: the memory of the batch, views after each other, of the shape and dtype that the recipe's output says.
+    lend: gives memory for pictures, (count of bytes) -> flat uint8.
+
+    When all phases are done, `out` holds the pictures and `targets` the labels; `errors` has what was raised, and `bad`
+    the replaced samples, by row.
+    """
+
+    def __init__(self, recipe: Recipe, key: Key, samples: Ids, ids: Ids, out: Any, lend: Callable[[int], U8]):
+        self.recipe, self.key, self.samples, self.ids, self.out = recipe, key, samples, ids, out
+        self.labels: list[Any] = [None] * len(samples)
+        self.targets: Targets | None = None
+        self.errors: dict[int, BaseException] = {}
+        self.bad: dict[int, Bad] = {}
+        self.stand_ins: dict[int, int] = {}
+        self.views: list[Params | None] = [None]
+        self.cuts: Cuts
+        self._lend = lend
+        self._items: list[Item] | None = None
+        self._in_blocks = False
+        self._crops: U8 | None = None
+        self._mixed: U8 | None = None
+        self._pool = recipe.pool
+
+    def phases(self) -> Iterator[list[Task]]:
+        """The tasks of each phase, to be asked for when those before are done without errors."""
+        n, chunk = len(self.samples), self.recipe.chunk
+        yield [Task(-2, "draw", self._draw), Task(-1, "read", self._fetch)]
+        step = chunk if self._in_blocks else 1
+        yield [Task(low, "mix", partial(self._make, low, min(low + step, n))) for low in range(0, n, step)]
+        if self._crops is not None:
+            yield [Task(low, "mix", partial(self._mix, low, min(low + chunk, n))) for low in range(0, n, chunk)]
+        yield [Task(0, "label", self._label)]
+        self._crops = self._mixed = None
+
+    def missing(self) -> list[int]:
+        """Numbers of the samples that have not been read."""
+        return [int(sample) for sample, label in zip(self.samples, self.labels, strict=True) if label is None]
+
+    def error(self, stages: dict[int, str]) -> FastmixError | None:
+        """The error of the first row that has one; `stages` says in which stage it happened."""
+        if not self.errors:
+            return None
+        row = min(self.errors)
+        error = self.errors[row]
+        if isinstance(error, FastmixError):
+            return error
+        made = FastmixError(f"{type(error).__name__}: {error}", stage=stages[row])
+        made.__cause__ = error
+        return made
+
+    def _draw(self, _space: Space) -> None:
+        """Everything that is left to chance."""
+        recipe = self.recipe
+        self.cuts = draw_cuts(recipe.crop, self.key, self.ids)
+        if recipe.method is None:
+            return
+        drawn = draw(recipe, self.key, self.ids)
+        self.views = [*([None] if recipe.views > 1 else []), *drawn]
+        if any(has_mates(params.program) for params in drawn):
+            shape = (len(self.samples), *recipe.crop.size, 3)
+            count = int(np.prod(shape))
+            self._crops, self._mixed = (self._lend(count)[:count].reshape(shape) for _ in range(2))
+
+    def _fetch(self, _space: Space) -> None:
+        """What the source hands out for many samples at once."""
+        source = self.recipe.source
+        self._in_blocks = source.read_block(self.samples[:0]) is not None
+        if self._in_blocks:
+            return
+        try:
+            self._items = source.read_many(self.samples.tolist())
+        except Exception:
+            if not self.recipe.replace:
+                raise
+            self._items = None  # ask for them one by one, to learn which of them is bad
+
+    def _make(self, low: int, high: int, space: Space) -> None:
+        """Read and cut rows; mix them, too, if they need no mates."""
+        size, alone = self.recipe.crop.size, self._crops is None
+        crops = space.pictures("crops", high - low, size) if self._crops is None else self._crops[low:high]
+        if self._in_blocks:
+            self._cut_block(low, high, crops)
+        else:
+            self._cut_row(low, crops, space)
+        if alone:
+            mixed = space.pictures("mixed", high - low, size)
+            for view, params in enumerate(self.views):
+                program = None if params is None else rows(params.program, low, high)
+                self._write(view, crops, program, mixed, slice(low, high), 0, high - low)
+
+    def _mix(self, low: int, high: int, _space: Space) -> None:
+        """Mix rows with their mates."""
+        assert self._crops is not None and self._mixed is not None
+        for view, params in enumerate(self.views):
+            program = None if params is None else params.program
+            self._write(view, self._crops, program, self._mixed, slice(0, len(self.samples)), low, high)
+
+    def _write(
+        self, view: int, crops: U8, program: Program | None, mixed: U8, part: slice, low: int, high: int
+    ) -> None:
+        """Write rows [low, high) of `part` of a view; arrays and program have the rows of `part`."""
+        backend, output, n = backend_for(crops), self.recipe.output, len(self.samples)
+        pictures = crops
+        if program is not None:
+            backend.mix(crops, self._pool, program, mixed, low, high)
+            pictures = mixed
+        out = self.out[view * n + part.start : view * n + part.stop]
+        backend.to_float(pictures, output.table, out, output.channels_last, low, high)
+
+    def _cut_block(self, low: int, high: int, out: U8) -> None:
+        block = self.recipe.source.read_block(self.samples[low:high])
+        assert block is not None
+        pictures, labels = block
+        size = pictures.shape[1:3]
+        try:
+            if self.cuts.windows is not None:
+                self.cuts.place(low, *size)
+                backend_for(pictures).op(pictures, self.cuts.windows[low:high], out, 0, high - low)
+            else:
+                for i, row in enumerate(range(low, high)):
+                    cut(pictures[i], self.cuts.place(row, *size), 1, self.cuts, row, out[i : i + 1])
+        except ValueError as error:
+            raise failure(error, "crop", self.recipe.source, int(self.samples[low])) from error
+        self.labels[low:high] = labels
+
+    def _cut_row(self, row: int, out: U8, space: Space) -> None:
+        known = None if self._items is None else self._items[row]
+        try:
+            self.labels[row] = read(self.recipe.source, int(self.samples[row]), known, self.cuts, row, out, space)
+        except FastmixError as error:
+            if not self.recipe.replace:
+                raise
+            self.labels[row] = self._replace(row, error, out, space)
+
+    def _replace(self, row: int, error: FastmixError, out: U8, space: Space) -> Label:
+        """Put another sample, drawn by key, in the place of a bad one."""
+        source, reason = self.recipe.source, str(error.__cause__)
+        u = self.key.uniform(self.ids[row : row + 1], Stream.REPLACE, _REPLACEMENTS)[0]
+        anywhere, mates = integers(u, 0, len(source)), self.samples[integers(u, 0, len(self.samples))]
+        for sample in (anywhere if self.recipe.anywhere else mates).tolist():
+            try:
+                label = read(source, sample, None, self.cuts, row, out, space)
+            except FastmixError:
+                continue
+            assert error.sample_id is not None
+            self.bad[row], self.stand_ins[row] = Bad(error.sample_id, error.path, reason), sample
+            return label
+        reason = f"{reason}; and {_REPLACEMENTS} samples drawn to replace it are bad, too"
+        raise FastmixError(reason, sample_id=error.sample_id, path=error.path, stage=error.stage) from error
+
+    def _label(self, _space: Space) -> None:
+        targets = Targets.of(self.samples, _as_array(self.labels))
+        drawn = self.views[-1]
+        self.targets = targets if drawn is None else merge(targets, drawn.partner, drawn.weight)
+
+
+def draw(recipe: Recipe, key: Key, ids: Ids) -> list[Params]:
+    """The params of each mixed view of a batch."""
+    assert recipe.method is not None
+    unseen = np.broadcast_to(_NOTHING, (len(ids), *recipe.crop.size, 3))  # a draw reads the shape alone
+    batch = Batch(unseen, Targets.of(ids, np.zeros(len(ids), np.int64)))
+    return [recipe.method.draw(replace(key, view=view), batch) for view in range(recipe.mixed_views)]
+
+
+def has_mates(program: Program) -> bool:
+    """Whether samples are mixed with each other."""
+    return bool((program.layers["source"] == From.MATE).any())
+
+
+def has_partners(recipe: Recipe) -> bool:
+    """Whether the recipe's method mixes samples with each other, judged by a trial draw."""
+    if recipe.method is None:
+        return False
+    return any(has_mates(params.program) for params in draw(recipe, Key(0), np.arange(16)))
+
+
+def jobs(recipe: Recipe, order: Order, run: Run, kept: Kept, ahead: int) -> Iterator[Job]:
+    """The jobs that are left of an epoch, `ahead` of which are in the making at a time.
+
+    Raises ValueError if the order is not the one in which `run` was begun.
+    """
+    key, size = Key(run.seed, run.epoch), recipe.crop.size
+    batches = order.batches(key, max(run.batch - 1, 0))
+    if run.batch and fingerprint(next(batches, (np.arange(0), None))[0]) != run.last:
+        raise ValueError(
+            f"batch {run.batch - 1} of epoch {run.epoch} has other samples than when the state was saved: give the "
+            "loader the same dataset and sampler, and a generator= in the state that it had when the epoch began"
+        )
+    finished = kept.buffers("finished", ahead + 2, recipe.output.table.dtype)
+    raw = kept.buffers("raw", 2 * ahead, np.uint8)
+    for samples, ids in batches:
+        shape = recipe.output.shape(recipe.views * len(samples), size)
+        count = math.prod(shape)
+        full = math.prod(recipe.output.shape(recipe.views * (order.batch_size or 0), size))
+        yield Job(recipe, key, samples, ids, finished.lend(max(count, full))[:count].reshape(shape), raw.lend)
+
+
+def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> int:
+    """Bytes of `ahead` + 2 batches, of the crops and mixed pictures of `ahead` batches if samples are mixed with each
+    other, of the threads' work spaces and of the pool.
+    """
+    picture = int(np.prod(recipe.crop.size)) * 3
+    values = (ahead + 2) * batch_size * recipe.views * picture * recipe.output.table.itemsize
+    mates = 2 * ahead * batch_size * picture if has_partners(recipe) else 0
+    layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
+    lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
+    space = KEPT + 2 * recipe.chunk * picture + (layers + 3) * picture + lines
+    return values + mates + threads * space + recipe.pool.nbytes
+
+
+def rows(program: Program, low: int, high: int) -> Program:
+    """The programs of rows [low, high), which must have no mates."""
+    p, part = program, slice(low, high)
+    return Program(p.layers[part], p.ops[part], p.steps[part], p.finish[part], p.ids[part], p.words, p.masks)
+
+
+def _as_array(labels: Sequence[Label]) -> Any:
+    """(N,) int64 or (N, C) float32.  Raises ValueError if the labels are of several kinds."""
+    shapes = {getattr(label, "shape", ()) for label in labels}
+    if len(shapes) > 1:
+        raise ValueError(f"labels of one batch have shapes {sorted(shapes)}, expected the same kind for all samples")
+    return np.array(labels, np.float32 if any(shapes) else np.int64)

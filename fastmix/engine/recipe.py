@@ -1,0 +1,167 @@
+"""What becomes of a sample: a `Recipe`, checked once and never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..datasets import Source
+from ..kernels import U8
+from ..types import FastmixError, Method, Targets, one_hot
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+CROPS = ("random_resized", "pad4", "center", None)
+OUTPUTS = ("float32", "float16", "bfloat16", "uint8")
+LABELS = (None, "soft", "pair")
+ON_ERROR = ("raise", "replace")
+_CACHE = 1 << 18  # bytes of pictures that a kernel call works on, so that the next one finds them in a core's cache
+_CHUNK = 32  # most pictures of a call
+
+
+@dataclass(frozen=True)
+class Crop:
+    """How a picture gets the size of the batch.
+
+    mode: "random_resized", "pad4", "center" or None.  size: (H, W) in pixels.  scale: range of the area share, ratio:
+    range of width / height, of a random resized crop.  hflip: probability of mirroring; None means 0.5 for
+    "random_resized" and "pad4", else 0.
+
+    Raises ValueError for a setting outside its range.
+    """
+
+    mode: str | None
+    size: tuple[int, int]
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    hflip: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.mode not in CROPS:
+            raise ValueError(f"crop is {self.mode!r}, expected one of {CROPS}")
+        if len(self.size) != 2 or not all(isinstance(side, int) and side >= 1 for side in self.size):
+            raise ValueError(f"size is {self.size!r}, expected pixels >= 1: an integer or a pair (height, width)")
+        low, high = self.scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"scale is {self.scale!r}, expected 0 < low <= high <= 1, shares of the picture's area")
+        low, high = self.ratio
+        if not 0 < low <= high:
+            raise ValueError(f"ratio is {self.ratio!r}, expected 0 < low <= high, width by height")
+        if self.hflip is not None and not 0 <= self.hflip <= 1:
+            raise ValueError(f"hflip is {self.hflip!r}, expected a probability in [0, 1]")
+
+    @property
+    def flip_chance(self) -> float:
+        """The probability of mirroring."""
+        return (0.5 if self.mode in ("random_resized", "pad4") else 0.0) if self.hflip is None else self.hflip
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a finished picture is written.  table: (3, 256), see `level_table`; its dtype is that of the batch."""
+
+    table: NDArray[Any]
+    channels_last: bool = False
+
+    def shape(self, rows: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Shape of `rows` pictures in memory."""
+        return (rows, *size, 3) if self.channels_last else (rows, 3, *size)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a sample becomes, whoever makes it and when.
+
+    method: one that is enabled and has its pool, or None.  views: 1, or 3 for (clean, mixed, mixed).
+    replace: whether a bad sample gives way to another one; `anywhere`: to any of the source, else to one of its batch.
+    """
+
+    source: Source
+    crop: Crop
+    output: Output
+    method: Method | None = None
+    views: int = 1
+    replace: bool = False
+    anywhere: bool = True
+
+    @property
+    def pool(self) -> U8:
+        """(M, PH, PW, 3) uint8 pictures to mix in; M is 0 if the method has none."""
+        pool = getattr(self.method, "pool", None)
+        return (
+            _no_pictures(self.crop.size) if pool is None else np.asarray(pool.images)
+        )  # Numba knows plain arrays best
+
+    @property
+    def mixed_views(self) -> int:
+        """How many views are mixed."""
+        return 0 if self.method is None else max(1, self.views - 1)
+
+    @property
+    def chunk(self) -> int:
+        """How many pictures a kernel call works on."""
+        return max(1, min(_CHUNK, _CACHE // (3 * self.crop.size[0] * self.crop.size[1])))
+
+
+def _no_pictures(size: tuple[int, int]) -> U8:
+    empty = np.empty((0, *size, 3), np.uint8)
+    empty.flags.writeable = False  # as mapped pools are, so that kernels are compiled for one kind
+    return empty
+
+
+def check_method(method: Any, views: int) -> None:
+    """Raise TypeError for what is no method, and ValueError for one that cannot make so many views."""
+    if views not in (1, 3):
+        raise ValueError(f"views is {views!r}, expected 1 or 3")
+    if method is not None and (isinstance(method, type) or not isinstance(method, Method)):
+        raise TypeError(f"mix is {method!r}, expected a method such as fastmix.PixMix.imagenet(), or None")
+    if views == 3 and (method is None or not method.label_preserving):
+        raise ValueError(
+            f"views is 3 and mix is {method!r}, expected a method that keeps labels: pass another, or views=1"
+        )
+
+
+def form_labels(targets: Targets, form: str | None, mixed: bool, num_classes: int | None, classes: int | None) -> Any:
+    """The labels of a batch as users want them.
+
+    form: "soft": (N, C) float32.  "pair": (a, b, w), the fields of `Targets`.  None: soft if `mixed`, else as they are.
+    num_classes: C, to which integer labels are held, if it is given; classes: C, where it is not.
+
+    Raises FastmixError for labels outside 0..C - 1, or if C is needed and unknown.
+    """
+    try:
+        if num_classes is not None:
+            one_hot(targets.a, num_classes)
+        if form == "pair":
+            return targets.a, targets.b, targets.w
+        return targets.soft(classes if num_classes is None else num_classes) if mixed or form == "soft" else targets.a
+    except ValueError as error:
+        raise FastmixError(str(error), stage="label") from error
+
+
+def level_table(output: str, mean: Sequence[float], std: Sequence[float]) -> NDArray[Any]:
+    """(3, 256) values of the levels 0..255: (v / 255 - mean) / std in float32, op by op as in torchvision.
+
+    output: "float32"; "float16" or "bfloat16", as bits in uint16, rounded to nearest even; or "uint8", the levels
+    themselves.  Raises ValueError for another output, or mean and std that are not three numbers, std > 0.
+    """
+    if output not in OUTPUTS:
+        raise ValueError(f"output is {output!r}, expected one of {OUTPUTS}")
+    if len(mean) != 3 or len(std) != 3 or not min(std) > 0:
+        raise ValueError(f"mean is {mean!r} and std is {std!r}, expected three numbers each, one a channel, std > 0")
+    levels = np.arange(256, dtype=np.uint8)
+    if output == "uint8":
+        return np.ascontiguousarray(np.broadcast_to(levels, (3, 256)))
+    unit = levels.astype(np.float32) / np.float32(255)
+    table = (unit - np.asarray(mean, np.float32)[:, None]) / np.asarray(std, np.float32)[:, None]
+    if output == "float16":
+        return table.astype(np.float16).view(np.uint16)
+    if output == "bfloat16":
+        bits = table.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return table

@@ -1,0 +1,166 @@
+"""One sample: from the source, through its decoder, into a row of the batch's size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..datasets import Item, Label, Source
+from ..images import CROP_DRAWS, Header, center_box, decode, decode_scale, header, pad4
+from ..kernels import OP, U8, Op, Records, backend_for
+from ..rng import Ids, Key, Stream
+from ..types import FastmixError
+from .recipe import Crop
+
+KEPT = 1 << 24  # largest decoded picture, bytes, whose memory a thread keeps for the next one
+Box = tuple[float, float, float, float]  # left, top, width, height in pixels of the picture
+
+
+class Space:
+    """Memory of one thread, used again for the next sample."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, U8] = {}
+
+    def take(self, name: str, count: int) -> U8:
+        """`count` bytes, valid until the same name is taken again."""
+        part = self._parts.get(name)
+        if part is None or part.size < count:
+            part = self._parts[name] = np.empty(count, np.uint8)
+        return part[:count]
+
+    def pictures(self, name: str, count: int, size: tuple[int, int]) -> U8:
+        """(count, H, W, 3) uint8, as `take`."""
+        return self.take(name, count * size[0] * size[1] * 3).reshape(count, *size, 3)
+
+    def decoded(self, info: Header) -> U8 | None:
+        """Memory for a decoded file; None for one so large that it should not be kept."""
+        count = info.height * info.width * 3
+        return self.take("decoded", count) if count <= KEPT else None
+
+
+class Place(NamedTuple):
+    """Where a sample was cut from its picture, and whether it was mirrored."""
+
+    box: Box
+    flip: bool
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The crops of a batch, drawn before any picture is known; row i belongs to sample i.
+
+    tries: (N, 10, 2) nested lists, area share and aspect ratio, of random resized crops.  at: (N, 2) draws of their
+    places.  windows: (N,) OP for pictures that have the batch's size already.
+    """
+
+    crop: Crop
+    flips: NDArray[np.bool_]
+    tries: list[list[list[float]]]
+    at: list[list[float]]
+    windows: Records | None
+    offsets: NDArray[np.int64] | None
+
+    def place(self, row: int, height: int, width: int) -> Place:
+        """The crop of a picture of this size.  Raises ValueError if the size is wrong for the mode."""
+        flip = bool(self.flips[row])
+        if self.windows is not None:
+            have, want = (height, width), self.crop.size
+            if have != want:
+                raise ValueError(
+                    f"the picture is {height} x {width} pixels (height x width), crop={self.crop.mode!r} expects "
+                    f"size={want}: pass size={have} if all are like this one, or crop='random_resized' or 'center'"
+                )
+            top, left = (0, 0) if self.offsets is None else (int(v) - 4 for v in self.offsets[row])
+            return Place((left, top, want[1], want[0]), flip)
+        if self.crop.mode == "center":
+            left, top, w, h = center_box(np.array([[height, width]]), self.crop.size)[0].tolist()
+            return Place((left, top, w, h), flip)
+        return Place(_first_fit(self.tries[row], self.at[row], height, width, self.crop.ratio), flip)
+
+
+def draw_cuts(crop: Crop, key: Key, ids: Ids) -> Cuts:
+    """Draw the crops of a batch."""
+    randomly = crop.mode == "random_resized"
+    u = key.uniform(ids, Stream.CROP, CROP_DRAWS + 1 if randomly else 3)
+    flips = u[:, -1] < crop.flip_chance
+    if randomly:
+        share = crop.scale[0] + (crop.scale[1] - crop.scale[0]) * u[:, 0 : CROP_DRAWS - 2 : 2]
+        low, high = np.log(crop.ratio[0]), np.log(crop.ratio[1])
+        aspect = np.exp(low + (high - low) * u[:, 1 : CROP_DRAWS - 2 : 2])
+        tries, at = np.stack([share, aspect], axis=-1), u[:, CROP_DRAWS - 2 : CROP_DRAWS]
+        return Cuts(crop, flips, tries.tolist(), at.tolist(), None, None)
+    if crop.mode == "center":
+        return Cuts(crop, flips, [], [], None, None)
+    offsets = pad4(u) if crop.mode == "pad4" else None
+    return Cuts(crop, flips, [], [], _windows(crop, offsets, flips), offsets)
+
+
+def _windows(crop: Crop, offsets: NDArray[np.int64] | None, flips: NDArray[np.bool_]) -> Records:
+    """Moved (with black beyond the edge) and mirrored pictures as one op each."""
+    windows = np.zeros(len(flips), OP)
+    if offsets is None:
+        windows["code"] = np.where(flips, Op.MIRROR, Op.NONE)
+        return windows
+    top, left = (offsets - 4).T
+    windows["code"] = Op.WARP
+    windows["p"][:, 0] = np.where(flips, -1, 1)
+    windows["p"][:, 2] = np.where(flips, crop.size[1] + left, left)
+    windows["p"][:, 4], windows["p"][:, 5] = 1, top
+    return windows
+
+
+def _first_fit(tries: list[list[float]], at: list[float], height: int, width: int, ratio: tuple[float, float]) -> Box:
+    """`images.random_resized_crop` for one picture: on arrays of one, NumPy would take ten times as long."""
+    for share, aspect in tries:
+        area = height * width * share
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return int(at[0] * (width - w + 1)), int(at[1] * (height - h + 1)), w, h
+    w = min(width, max(round(height * ratio[1]), 1))
+    h = min(height, max(round(width / ratio[0]), 1))
+    return (width - w) // 2, (height - h) // 2, w, h
+
+
+def cut(picture: U8, place: Place, scale: int, cuts: Cuts, row: int, out: U8) -> None:
+    """Cut row `row` out of a picture, decoded at 1 / scale of its size, into `out` (1, H, W, 3)."""
+    backend = backend_for(picture)
+    if cuts.windows is not None:
+        backend.op(picture[None], cuts.windows[row : row + 1], out, 0, 1)
+    else:
+        backend.crop_resize([picture], np.array([place.box]) / scale, cuts.flips[row : row + 1], out, 0, 1)
+
+
+def _fill(data: bytes | U8, cuts: Cuts, row: int, out: U8, space: Space) -> None:
+    if not isinstance(data, bytes):
+        height, width = data.shape[:2]
+        return cut(data, cuts.place(row, height, width), 1, cuts, row, out)
+    info = header(data)
+    place = cuts.place(row, info.height, info.width)
+    scale = 1 if cuts.windows is not None else decode_scale(info, np.array(place.box), cuts.crop.size)
+    return cut(decode(data, scale=scale, buffer=space.decoded(info), info=info), place, scale, cuts, row, out)
+
+
+def read(source: Source, index: int, known: Item | None, cuts: Cuts, row: int, out: U8, space: Space) -> Label:
+    """Read sample `index` into `out` (1, H, W, 3), cut as row `row`; returns its label.
+
+    known: the sample, if it has been fetched.  Raises FastmixError naming the sample, its file and the stage.
+    """
+    stage = "read"
+    try:
+        item = source.read(index) if known is None else known
+        stage = "decode" if isinstance(item.data, bytes) else "crop"
+        _fill(item.data, cuts, row, out, space)
+        return item.label
+    except Exception as error:
+        raise failure(error, stage, source, index) from error
+
+
+def failure(error: Exception, stage: str, source: Source, index: int) -> FastmixError:
+    """The one error for whatever went wrong with a sample."""
+    kind = "" if isinstance(error, ValueError | TypeError | OSError) else f"{type(error).__name__}: "
+    return FastmixError(f"{kind}{error}", sample_id=index, path=source.path(index), stage=stage)

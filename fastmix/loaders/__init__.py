@@ -1,0 +1,1 @@
+"""Loaders: each file speaks to one framework."""

@@ -1,0 +1,341 @@
+"""A `torch.utils.data.DataLoader` that crops and mixes in threads."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ..datasets import Source, open_source
+from ..engine import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    LABELS,
+    ON_ERROR,
+    Bad,
+    Crop,
+    Explanation,
+    Job,
+    Kept,
+    Order,
+    Output,
+    Progress,
+    Recipe,
+    Run,
+    check_method,
+    explain,
+    form_labels,
+    has_partners,
+    jobs,
+    keyed_batches,
+    level_table,
+    made,
+    memory_bound,
+)
+from ..rng import Key
+from ..types import Method, Pool
+
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError('fastmix.DataLoader needs torch: pip install "fastmix[torch]"') from missing
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+
+_HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_FORMATS = (torch.contiguous_format, torch.channels_last)
+_LISTED = 20  # bad samples named in the warning
+
+
+class KeyedSampler(Sampler[int]):
+    """A new random permutation of 0..len(data_source) - 1 for each epoch, a pure function of (seed, epoch).
+
+    seed: None takes `torch.initial_seed()`, which moves no generator.
+    """
+
+    def __init__(self, data_source: Any, seed: int | None = None):
+        self.data_source, self.seed, self.epoch = data_source, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+    def __iter__(self) -> Iterator[int]:
+        key = Key(torch.initial_seed() if self.seed is None else self.seed, self.epoch)
+        for block in keyed_batches(len(self), 4096, False, key):
+            yield from block.tolist()
+
+
+def _own_sampler(dataset: Any, shuffle: bool, seed: int | None, generator: torch.Generator | None) -> Sampler[int]:
+    """The sampler that is meant when none is given."""
+    if not shuffle:
+        return SequentialSampler(dataset)
+    return KeyedSampler(dataset, seed) if generator is None else RandomSampler(dataset, generator=generator)
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """torch's DataLoader, its arguments and checks, with reading, cropping and mixing done in threads.
+
+    A batch is [images, labels].  images: (N, 3, H, W) of dtype `output`, normalised unless that is uint8.  labels: (N,)
+    int64 or (N, C) float32 as the dataset has them, or as `labels` says.  The batches depend on the seed, the epoch and
+    the order alone: not on `num_workers` or `prefetch_factor`.
+
+    dataset: a folder with one subfolder a class, a pair of arrays, or a map-style dataset of (picture, label), see
+    `fastmix.datasets`; with `num_workers` > 0 it is asked for samples by several threads.  It must have a `batch_size`.
+    num_workers: threads; 0 works in the calling thread.  prefetch_factor: batches made ahead, in all (default 2).
+    worker_init_fn: called as worker_init_fn(i) in thread i.  persistent_workers, in_order: accepted, without effect.
+    pin_memory: batches are copied to page-locked memory, if there is an accelerator.
+    generator: gives the order that torch's DataLoader would give; else the order is drawn by key.
+
+    mix: a method, such as `LayerMix.imagenet()`, or None; a change of it, or of its `enabled`, counts from the next
+    epoch on.
+    crop: "random_resized"; "pad4": a window in the picture padded by 4 px; "center": resize the short side to 8/7 of
+    the output's, cut the centre; or None.  "pad4" and None expect pictures of `size`.
+    size: pixels, an integer or (H, W).  scale, ratio: ranges of area share and width / height of "random_resized".
+    hflip: probability of mirroring; None: 0.5 for "random_resized" and "pad4", else 0.
+    seed: 0 <= seed < 2^64; None: `torch.initial_seed()` when an epoch starts.  No global generator is moved.
+    mean, std: of each channel in [0, 1].  output: "float32", "float16", "bfloat16" or "uint8" (as it is, 0..255).
+    labels: None: integers while the method keeps labels, soft ones when it mixes them; "soft": (N, C) float32;
+    "pair": (a, b, w), where label a counts w and b counts 1 - w.
+    num_classes: for soft labels; None: the dataset's `classes`, else the method's `num_classes`.
+    on_error: "raise" a FastmixError, or "replace" a bad sample by another one, drawn by key (from the dataset, or from
+    its batch if a sampler was given); `bad` then lists (id, path, reason), and a warning at the epoch's end does.
+    pool: pictures to mix in, a Pool or its path; None: the method's, else `default_pool()`.
+    device: None or "cpu".  views: 3 stacks (clean, mixed, mixed) as (3N, 3, H, W), for labels of N.
+
+    Raises ValueError, TypeError or OSError for arguments that do not fit; while iterating, FastmixError in the place of
+    the batch that could not be made, and RuntimeError after `timeout` seconds without one.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        mix: Method | None = None,
+        crop: str | None = "random_resized",
+        size: int | tuple[int, int] = 224,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        hflip: float | None = None,
+        seed: int | None = None,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+        output: str = "float32",
+        memory_format: torch.memory_format = torch.contiguous_format,
+        labels: str | None = None,
+        on_error: str = "raise",
+        pool: Pool | str | Path | None = None,
+        device: Any = None,
+        views: int = 1,
+        num_classes: int | None = None,
+    ):
+        self._source: Source = dataset if hasattr(dataset, "read_block") else open_source(dataset)
+        if isinstance(dataset, str | Path | tuple):
+            dataset = self._source  # samplers, and frameworks that make new ones, want its length
+        self.mix, self.crop, self.size, self.scale, self.ratio, self.hflip = mix, crop, size, scale, ratio, hflip
+        self.seed, self.mean, self.std, self.output, self.memory_format = seed, mean, std, output, memory_format
+        self.labels, self.on_error, self.pool, self.device = labels, on_error, pool, device
+        self.views, self.num_classes = views, num_classes
+        self._check(collate_fn, multiprocessing_context)
+        if sampler is None and batch_sampler is None:
+            sampler = _own_sampler(dataset, bool(shuffle), seed, generator)
+            shuffle = None
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        if self.batch_sampler is None:
+            raise ValueError("batch_size is None, expected an integer >= 1: fastmix makes whole batches")
+        self._progress, self._kept = Progress(), Kept()
+        self._told = 0  # the epoch that samplers were told last
+        self._bad: list[Bad] = []
+
+    def _check(self, collate_fn: Any, multiprocessing_context: Any) -> None:
+        """Raise for arguments that torch would not complain about."""
+        Recipe(self._source, self._crop(), self._output_form())
+        Key(self.seed or 0)
+        check_method(self.mix, self.views)
+        for name, choices in (("labels", LABELS), ("on_error", ON_ERROR), ("memory_format", _FORMATS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {choices}")
+        if self.device is not None and torch.device(self.device).type != "cpu":
+            raise ValueError(f"device is {self.device!r}, expected None or 'cpu': move the batches with .to(device)")
+        if collate_fn not in (None, default_collate):
+            raise ValueError(f"collate_fn is {collate_fn!r}, expected None: fastmix puts the batches together itself")
+        if multiprocessing_context is not None:
+            raise ValueError(
+                f"multiprocessing_context is {multiprocessing_context!r}, expected None: threads do the work"
+            )
+
+    def _crop(self) -> Crop:
+        size = (self.size, self.size) if isinstance(self.size, int) else self.size
+        return Crop(self.crop, size, self.scale, self.ratio, self.hflip)
+
+    def _output_form(self) -> Output:
+        return Output(level_table(self.output, self.mean, self.std), self.memory_format is torch.channels_last)
+
+    def _recipe(self, mix: Method | None) -> Recipe:
+        """The recipe of an epoch.  mix: the method as it was when the epoch was asked for."""
+        method = mix if mix is not None and (mix.enabled or self.views == 3) else None
+        crop = self._crop()
+        if method is not None and hasattr(method, "pool"):
+            given = method.pool if self.pool is None else self.pool
+            method = dataclasses.replace(cast(Any, method), pool=self._kept.pool(given, crop.size))
+        anywhere = self._order().foreign is None
+        return Recipe(self._source, crop, self._output_form(), method, self.views, self.on_error == "replace", anywhere)
+
+    def _order(self) -> Order:
+        length, batches = len(self._source), cast(Any, self.batch_sampler)
+        if type(batches) is BatchSampler:
+            sampler = cast(Any, batches.sampler)
+            if type(sampler) in (KeyedSampler, SequentialSampler) and len(sampler) == length:
+                return Order(length, batches.batch_size, batches.drop_last, type(sampler) is KeyedSampler)
+        return Order(length, self.batch_size, foreign=batches)
+
+    @property
+    def _ahead(self) -> int:
+        """How many batches are in the making at a time."""
+        return max(1, self.prefetch_factor or 1) if self.num_workers else 1
+
+    def __iter__(self) -> Iterator[list[Any]]:  # type: ignore[override]
+        """Start the next epoch; nothing happens before its first batch is asked for."""
+        check_method(self.mix, self.views)
+        return self._batches(copy.copy(self.mix))
+
+    def _batches(self, mix: Method | None) -> Iterator[list[Any]]:
+        self._settle_epoch()
+        recipe = self._recipe(mix)
+        run = self._progress.begin(self._key_seed())
+        if self.generator is not None:  # as torch does, so that the order is the same
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        bad = self._bad = []
+        todo = jobs(recipe, self._order(), run, self._kept, self._ahead)
+        done = made(todo, self.num_workers, self._ahead, self.worker_init_fn, self.timeout)
+        yield from map(functools.partial(self._deliver, run, bad), done)
+        self._progress.end(run)
+        if bad:
+            some = "".join(f"\n  {each.id} ({each.path}): {each.reason}" for each in bad[:_LISTED])
+            warnings.warn(f"{len(bad)} bad samples were replaced in epoch {run.epoch}:{some}", stacklevel=2)
+
+    def _deliver(self, run: Run, bad: list[Bad], job: Job) -> list[Any]:
+        images = torch.from_numpy(job.out)
+        images = images.view(_HALF.get(self.output, images.dtype))
+        if job.recipe.output.channels_last:
+            images = images.permute(0, 3, 1, 2)
+        method, names = job.recipe.method, self._source.classes
+        mixed = method is not None and not method.label_preserving
+        classes = len(names) if names is not None else getattr(method, "num_classes", None)
+        assert job.targets is not None
+        labels = form_labels(job.targets, self.labels, mixed, self.num_classes, classes)
+        batch = [images, tuple(map(torch.from_numpy, labels)) if self.labels == "pair" else torch.from_numpy(labels)]
+        if self.pin_memory and torch.accelerator.is_available():
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]
+        run.handed_out(job.samples)
+        bad += [job.bad[row] for row in sorted(job.bad)]
+        return batch
+
+    def _key_seed(self) -> int:
+        chosen = self._progress.seed if self.seed is None else self.seed
+        return torch.initial_seed() if chosen is None else chosen
+
+    @property
+    def bad(self) -> list[Bad]:
+        """The samples of the present or last epoch that were replaced, in order: (id, path, reason)."""
+        return list(self._bad)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` (0 <= epoch < 2^32) the next one, here and wherever the sampler or dataset has a `set_epoch`."""
+        self._progress.set_epoch(epoch)
+        self._tell(epoch)
+
+    def _samplers(self) -> list[Any]:
+        return [self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+
+    def _tell(self, epoch: int) -> None:
+        for part in {id(part): part for part in (*self._samplers(), self.dataset)}.values():
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        self._told = epoch
+
+    def _settle_epoch(self) -> None:
+        """Follow a sampler that was told of an epoch behind the loader's back, and tell the others."""
+        for epoch in (getattr(part, "epoch", None) for part in self._samplers()):
+            if isinstance(epoch, int) and epoch != self._told:
+                self._progress.set_epoch(epoch)
+                break
+        self._tell(self._progress.epoch)
+
+    def _facts(self) -> dict[str, int]:
+        return {"length": len(self._source), "batches": len(self), "batch_size": self.batch_size or 0}
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the stream stands: a few integers.  Batches count when they are handed out."""
+        return self._progress.state(self._key_seed(), self._facts())
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from a `state_dict`, with any number of threads, when the next epoch is started.
+
+        Raises ValueError if the state is none, or of another stream, seed, dataset or batch size.
+        """
+        self._progress.load(state, self.seed, self._facts())
+
+    def memory_bound(self) -> int:
+        """Most bytes in use at a time, besides the dataset and the batches that the caller keeps longer than one step.
+
+        (prefetch_factor + 2) batches; twice their pixels in uint8 for prefetch_factor batches if samples are mixed with
+        each other; for each thread 16 MiB for a decoded picture, and the pictures of the kernels; and the pool.  Only
+        pictures that take more than 16 MiB come on top, while they are decoded.
+        """
+        return memory_bound(self._recipe(self.mix), self.batch_size or 1, max(1, self.num_workers), self._ahead)
+
+    def explain(self, id: int, epoch: int) -> Explanation:
+        """Make sample `id` of `epoch` once more, and tell what is done to it: crop, partner, ops and pictures.
+
+        It is what the loader would make with its present settings; of a sample that is drawn twice, the first time.
+        Raises IndexError for a sample that does not exist, and ValueError where samples are mixed with each other in an
+        order that only a sampler knows.
+        """
+        check_method(self.mix, self.views)
+        key, recipe, sample = Key(self._key_seed(), epoch), self._recipe(self.mix), range(len(self._source))[id]
+        samples = self._order().batch_of(sample, key) if has_partners(recipe) else np.array([sample])
+        return explain(recipe, key, samples, samples, samples.tolist().index(sample))
