@@ -57,7 +57,7 @@ def info(options: Namespace) -> None:
         **machine(),
         "backend": backend_for(np.empty(0)).__name__.rpartition(".")[2],  # type: ignore[attr-defined]
         "cache": str(pool.parent),
-        "default pool": str(pool) if pool.is_file() else None,
+        "default_pool": str(pool) if pool.is_file() else None,
         "missing": {extra: reason for extra in _EXTRAS if (reason := _reason(extra))},
     }
     if options.json:
@@ -66,7 +66,7 @@ def info(options: Namespace) -> None:
     missing = facts.pop("missing")
     lines = {name: value or "not installed" for name, value in facts.items()}
     if not pool.is_file():
-        lines["default pool"] = "not yet made: it will be when it is first needed"
+        lines["default_pool"] = "not yet made: it will be when it is first needed"
     lines |= {f"[{extra}]": missing.get(extra, "complete") for extra in _EXTRAS}
     print("\n".join(f"{name:14}{value}" for name, value in lines.items()))
 

@@ -102,6 +102,8 @@ class Key:
         Marsaglia & Tsang, "A simple method for generating gamma variables" (2000), with their boost for shape < 1.  Number
         (t, k) of try t and column k is fixed, so a rejected draw never shifts another one.
         """
+        if shape == 1:  # the exponential distribution, which AugMix and MixUp use by default
+            return np.asarray(np.log(-np.log(self.uniform(ids, stream, count))))
         d = (shape if shape >= 1 else shape + 1) - 1 / 3
         out = np.full((len(ids), count), np.nan)
         attempt = 0

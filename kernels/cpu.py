@@ -77,21 +77,20 @@ def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> No
     """See `Backend.mix`."""
     height, width = images.shape[1:3]
     slots = program.layers.shape[1] + 2
-    picture, pad = height * width * 3, _pad_bytes(height, width)
-    # Lines first: they want alignment, bytes do not.
     line = 3 * width * max(_LINE // (3 * width), 1)
-    lines = 4 * line * 4
-    draws = (line + 8) * 4
-    space = _bytes(lines + draws + slots * picture + pad)
-    cut = np.cumsum([lines, draws, slots * picture, pad])
+    # Lines and draws first: they want alignment, bytes do not.
+    draws = 4 * line * 4
+    pictures = draws + (line + 8) * 4
+    pad = pictures + slots * height * width * 3
+    space = _bytes(pad + _pad_bytes(height, width))
+    p = program
     _fold.mix(
-        images, pool, program.layers, program.ops, program.steps, program.finish, program.ids, program.words, program.masks,
-        space[cut[1] : cut[2]].reshape(slots, height, width, 3),
-        space[: cut[0]].view(np.float32).reshape(4, line),
-        space[cut[0] : cut[1]].view(np.uint32),
-        space[cut[2] : cut[3]],
-        out, lo, hi,
-    )
+        images, pool, p.layers, p.ops, p.steps, p.finish, p.ids, p.words, p.masks,
+        space[pictures:pad].reshape(slots, height, width, 3),
+        space[:draws].view(np.float32).reshape(4, line),
+        space[draws:pictures].view(np.uint32),
+        space[pad:], out, lo, hi,
+    )  # fmt: skip
 
 
 def paste(

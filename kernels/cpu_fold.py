@@ -230,6 +230,13 @@ def _is_plain(layer, chain):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _covers(step, height, width):  # type: ignore[no-untyped-def]
+    """Whether a step replaces the whole picture, whatever it was."""
+    full = step.top <= 0 and step.left <= 0 and step.bottom >= height and step.right >= width
+    return full and step.mode == Mode.SET and step.where == Where.EVERYWHERE
+
+
+@jit
 def _fold(images, pictures, layers, chains, steps, masks, row, identity, words, lines, draws, out):  # type: ignore[no-untyped-def]
     """Run the steps on a few rows at a time: long lines for the loops, yet short enough for the first-level cache.
 
@@ -242,8 +249,10 @@ def _fold(images, pictures, layers, chains, steps, masks, row, identity, words, 
         y1 = min(y0 + tile, height)
         start, n = 3 * width * y0, 3 * width * (y1 - y0)
         x, total = lines[0, :n], lines[1, :n]
-        _load(own[start : start + n], x)
-        total[:] = 0
+        if not _covers(steps[0], height, width):
+            _load(own[start : start + n], x)
+        for i in range(n):
+            total[i] = 0
         for step in steps:
             if step.mode == Mode.END:
                 break

@@ -84,6 +84,35 @@ def _cut_extremes(image, percent, low, high):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _as_line(values, low, high):  # type: ignore[no-untyped-def]
+    """(m, k) such that values[v] == (v m + k) >> 16 for every v in [low, high], or (0, 0) if there is no such line."""
+    span = max(high - low, 1)
+    m = np.int32(round((np.int64(values[high]) - np.int64(values[low])) * 65536 / span))
+    least, most = -(1 << 30), 1 << 30
+    for v in range(low, high + 1):
+        least = max(least, (np.int64(values[v]) << 16) - v * m)
+        most = min(most, ((np.int64(values[v]) + 1) << 16) - v * m)
+    return (m, np.int32(least)) if least < most else (np.int32(0), np.int32(0))
+
+
+@jit
+def _stretch(image, m, k, out):  # type: ignore[no-untyped-def]
+    """Straight lines instead of tables, clipped: arithmetic vectorises where a look-up does not."""
+    rows, targets = image.reshape(image.shape[0], -1), out.reshape(image.shape[0], -1)
+    width = rows.shape[1]
+    slopes, offsets = np.empty(width, np.int32), np.empty(width, np.int32)
+    for x in range(width):
+        slopes[x] = m[x % 3]
+        offsets[x] = k[x % 3]
+    for y in range(rows.shape[0]):
+        row, target = rows[y], targets[y]
+        for x in range(width):
+            v = np.int32(np.int32(row[x]) * slopes[x] + offsets[x]) >> np.int32(16)
+            v = v if v > 0 else 0
+            target[x] = np.uint8(v if v < 255 else 255)
+
+
+@jit
 def _autocontrast(image, percent, rounded, top, bottom, out):  # type: ignore[no-untyped-def]
     low = np.empty(3, np.int64)
     high = np.empty(3, np.int64)
@@ -92,6 +121,8 @@ def _autocontrast(image, percent, rounded, top, bottom, out):  # type: ignore[no
     else:
         _extremes(image, low, high)
     tables = np.empty((3, 256), np.uint8)
+    m, k = np.empty(3, np.int32), np.empty(3, np.int32)
+    straight = True
     for c in range(3):
         span = high[c] - low[c]
         for v in range(256):
@@ -102,7 +133,12 @@ def _autocontrast(image, percent, rounded, top, bottom, out):  # type: ignore[no
             else:
                 scale = 255.0 / span
                 tables[c, v] = min(max(int(v * scale + -low[c] * scale), 0), 255)
-    table(image[top:bottom], tables, out[top:bottom])
+        m[c], k[c] = _as_line(tables[c], low[c] if span > 0 else 0, high[c] if span > 0 else 255)
+        straight &= m[c] > 0
+    if straight:
+        _stretch(image[top:bottom], m, k, out[top:bottom])
+    else:
+        table(image[top:bottom], tables, out[top:bottom])
 
 
 @jit
@@ -148,7 +184,7 @@ def _point(image, code, value, out):  # type: ignore[no-untyped-def]
         most = levels - np.float32(1)
         for i in range(n):
             # Half a unit keeps the quotient off whole numbers, which only 0 and 255 reach exactly.
-            q = np.float32(np.int32((np.float32(source[i]) * levels + np.float32(0.5)) / np.float32(255)))
+            q = np.float32(np.int32((np.float32(source[i]) * levels + np.float32(0.5)) * np.float32(1 / 255)))
             q = q if q < most else most
             target[i] = np.uint8(np.int32(q * (np.float32(255) / levels) + np.float32(0.5)))
 

@@ -82,13 +82,13 @@ def test_info(small_cache, monkeypatch, capsys):
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     assert f"numba         {version('numba')}\n" in text and f"cache         {small_cache}\n" in text
-    assert "default pool  not yet made" in text and "[torch]       complete\n" in text
+    assert "default_pool  not yet made" in text and "[torch]       complete\n" in text
     assert "[demo]        scikit-image does not work (" in text and 'pip install "fastmix[demo]"' in text
     pools.default_pool()
     capsys.readouterr()
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert Path(facts["default pool"]).parent == small_cache and list(facts["missing"]) == ["demo"]
+    assert Path(facts["default_pool"]).parent == small_cache and list(facts["missing"]) == ["demo"]
 
 
 @pytest.mark.parametrize("name", cli.METHODS)

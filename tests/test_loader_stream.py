@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -279,6 +280,11 @@ def numbers(loader: fastmix.DataLoader) -> list[list[int]]:
     return [labels.tolist() for _, labels in loader]
 
 
+def all_numbers(loader: fastmix.DataLoader) -> list[int]:
+    """The samples of an epoch."""
+    return [sample for batch in numbers(loader) for sample in batch]
+
+
 def counted(count: int = 37) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((count, 4, 4, 3), np.uint8), np.arange(count)
 
@@ -298,8 +304,8 @@ def test_a_generator_gives_the_order_of_torch(threads: int, drop_last: bool) -> 
 
 def test_orders() -> None:
     options = {"size": 4, "batch_size": 8}
-    assert sum(numbers(loader_of(counted(), shuffle=False, **options)), []) == list(range(37))
-    shuffled = sum(numbers(loader_of(counted(), **options)), [])
+    assert all_numbers(loader_of(counted(), shuffle=False, **options)) == list(range(37))
+    shuffled = all_numbers(loader_of(counted(), **options))
     assert sorted(shuffled) == list(range(37)) and shuffled != list(range(37))
     assert [len(batch) for batch in numbers(loader_of(counted(), **options, drop_last=True))] == [8] * 4
     batches = [[3, 1], [36], [0, 1, 2, 5, 7]]
@@ -307,7 +313,7 @@ def test_orders() -> None:
     assert numbers(loader) == batches and len(loader) == 3
     assert numbers(fastmix.DataLoader(counted(), 2, sampler=[5, 4, 3], size=4)) == [[5, 4], [3]]
     own = BatchSampler(SequentialSampler(range(37)), 5, False)
-    assert sum(numbers(fastmix.DataLoader(counted(), size=4, batch_sampler=own)), []) == list(range(37))
+    assert all_numbers(fastmix.DataLoader(counted(), size=4, batch_sampler=own)) == list(range(37))
 
 
 def test_distributed_sampler_advances_by_itself_and_follows_its_user() -> None:
@@ -319,9 +325,9 @@ def test_distributed_sampler_advances_by_itself_and_follows_its_user() -> None:
         reference = DistributedSampler(dataset, num_replicas=2, rank=1, seed=1)
         reference.set_epoch(epoch)
         want.append(list(reference))
-    found = [sum(numbers(loader), []) for _ in range(3)]
+    found = [all_numbers(loader) for _ in range(3)]
     sampler.set_epoch(7)
-    found += [sum(numbers(loader), []) for _ in range(2)]
+    found += [all_numbers(loader) for _ in range(2)]
     assert found == want
 
 
@@ -379,19 +385,12 @@ def test_the_stream_is_the_same_in_another_process(photos: Path, tmp_path: Path)
     done = subprocess.run(
         [sys.executable, "-c", code, str(photos), str(tmp_path / "state.json")],
         cwd=tests.parent,
-        env={"PYTHONPATH": f"{tests}:{tests.parent}", "HOME": str(tmp_path), "PATH": "", "NUMBA_CACHE_DIR": _cache()},
+        env={**os.environ, "PYTHONPATH": f"{tests}:{tests.parent}"},
         capture_output=True,
         text=True,
         check=True,
     )
     assert (done.stdout, done.stderr) == (want, "")
-
-
-def _cache() -> str:
-    """The folder of the compiled kernels, so that the other process need not compile them."""
-    from fastmix.kernels import jit
-
-    return jit._FOLDER or ""
 
 
 def test_shapes(photos: Path) -> None:

@@ -255,7 +255,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._progress.end(run)
         if bad:
             some = "".join(f"\n  {each.id} ({each.path}): {each.reason}" for each in bad[:_LISTED])
-            warnings.warn(f"{len(bad)} bad samples were replaced in epoch {run.epoch}:{some}", stacklevel=2)
+            warnings.warn(f"bad samples replaced in epoch {run.epoch}: {len(bad)}{some}", stacklevel=2)
 
     def _deliver(self, run: Run, bad: list[Bad], job: Job) -> list[Any]:
         images = torch.from_numpy(job.out)
