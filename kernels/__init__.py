@@ -154,7 +154,11 @@ class Program:
 
 
 class Backend(Protocol):
-    """Every kernel once.  Integers are equal on all backends; see each docstring for the few that are not."""
+    """Every kernel once.
+
+    Backends agree to the bit but in three places, which a level may separate: `crop_resize`; a warp, where a value is next to
+    a whole number (1e-4 of the values of a photograph); a power, where one is next to a rounding edge (at most 1e-3).
+    """
 
     def crop_resize(self, sources: Sequence[U8], boxes: F64, flips: NDArray[np.bool_], out: U8, lo: int, hi: int) -> None:
         """Antialiased bilinear (triangle filter) resize of a box of each source to out's H x W, mirrored where `flips`.
@@ -165,15 +169,21 @@ class Backend(Protocol):
         """
 
     def op(self, images: U8, ops: Records, out: U8, lo: int, hi: int) -> None:
-        """Apply ops[i] (N, OP) to images[i]: the op suite.  NONE copies."""
+        """Apply ops[i] (N, OP) to images[i]: the op suite.  NONE copies.
+
+        Equal to Pillow for the ops that carry its names; `Op.WARP` as in `warp`.
+        """
 
     def warp(self, images: U8, matrices: F64, out: U8, lo: int, hi: int) -> None:
-        """`Op.WARP`: bilinear, black outside, float64, fraction dropped, as Pillow's AFFINE.  matrices: (N, 6)."""
+        """`Op.WARP`: bilinear, black outside, fraction dropped, as Pillow's AFFINE, to which the reference is equal.
+
+        Backends may weigh taps in float32 at float64 positions.  matrices: (N, 6).
+        """
 
     def filter3x3(self, images: U8, weights: F32, out: U8, lo: int, hi: int) -> None:
-        """Correlate with (3, 3) weights, + 0.5, drop the fraction, clip; the border is copied (Pillow's Kernel).
+        """Correlate with (3, 3) weights, + 0.5, drop the fraction, clip; the border is copied.
 
-        Sides below 3: a copy.
+        Equal to Pillow's Kernel of weights[::-1], for it counts rows from below.  Sides below 3: a copy.
         """
 
     def histogram(self, images: U8, out: NDArray[np.int32], lo: int, hi: int) -> None:
@@ -185,8 +195,7 @@ class Backend(Protocol):
     def mix(self, images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
         """Run the programs: render the layers, fold the steps in float32, round half up, finish.
 
-        pool: (M, PH, PW, 3), PH >= H, PW >= W.  `out` must not overlap `images`.  Steps without GEOMETRIC are equal on all
-        backends; with it values may differ by 1 level where a power falls on a rounding edge (<= 1e-3 of values).
+        pool: (M, PH, PW, 3), PH >= H, PW >= W.  `out` must not overlap `images`.
         """
 
     def paste(

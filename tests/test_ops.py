@@ -11,10 +11,12 @@ from checks import (
     FLOAT_OPS,
     PIL_OPS,
     SIZES,
+    assert_same_op,
     cases,
     check_pillow_case,
     check_torchvision_case,
     check_translate,
+    golden,
     picture,
     run_op,
 )
@@ -73,7 +75,19 @@ VALUES = {
 
 def check_against_pillow(backend: Backend, spec: OpSpec, value: float, image: Any) -> None:
     expected = np.asarray(PILLOW[spec.name](Image.fromarray(image), value))
-    np.testing.assert_array_equal(run_op(backend, image, record(spec, value, image.shape[:2])), expected)
+    op = record(spec, value, image.shape[:2])
+    assert_same_op(backend, op, run_op(backend, image, op), expected)
+
+
+def test_recorded_warps_are_nearly_all_exact(backend: Backend) -> None:
+    """All recorded rotations, shears and translations together: at most 2e-4 of the values are off, by one level."""
+    off = total = 0
+    for case in cases("pillow_cases"):
+        if case["op"].split("_")[0] in ("rotate", "shear", "translate"):
+            image, expected = golden("ops")[f"image_{case['image']}"], golden("ops")[case["output_array"]][case["index"]]
+            made = run_op(backend, image, record(PIL_OPS[case["op"]], *case["parameter"].values(), image.shape[:2]))
+            off, total = off + int((made != expected).sum()), total + expected.size
+    assert off <= 2e-4 * total
 
 
 @pytest.mark.parametrize("name", sorted({case["op"] for case in cases("pillow_cases")}))
