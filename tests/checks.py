@@ -67,7 +67,7 @@ def assert_same_op(backend: Backend, op: Records, made: U8, expected: U8) -> Non
         return
     difference = np.abs(made.astype(np.int64) - expected)
     assert difference.max() <= 1, f"{(difference > 1).sum()} values differ by more than one level"
-    assert (difference > 0).sum() <= max(1e-2 * difference.size, 1), f"{(difference > 0).sum()} values differ"
+    assert (difference > 0).sum() <= max(1e-2 * difference.size, 3), f"{(difference > 0).sum()} values differ"
 
 
 def check_pillow_case(backend: Backend, case: dict[str, Any]) -> None:

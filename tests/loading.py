@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,23 @@ def digest(batches: Iterable[Any]) -> str:
 def digests(loader: DataLoader, epochs: int = 1) -> list[str]:
     """The digest of each of the next epochs."""
     return [digest(loader) for _ in range(epochs)]
+
+
+class Sleepy:
+    """Samples that take no time, but for one."""
+
+    def __init__(self, slow: int, seconds: float):
+        self.slow, self.seconds, self.free = slow, seconds, threading.Event()
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if index == self.slow:
+            self.free.wait(self.seconds)
+        return np.full((4, 4, 3), index, np.uint8), index
+
+
+def threads() -> list[str]:
+    """The loader's threads that are alive."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("fastmix")]

@@ -46,6 +46,7 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch; a state that was loaded in the middle of another one no longer counts."""
+        epoch = int(epoch)
         Key(0, epoch)
         if self._resumed is not None and self._resumed.epoch != epoch:
             self._resumed = None

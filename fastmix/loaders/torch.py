@@ -46,7 +46,6 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError('fastmix.DataLoader needs torch: pip install "fastmix[torch]"') from missing
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
 
 _HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -113,7 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     device: None or "cpu".  views: 3 stacks (clean, mixed, mixed) as (3N, 3, H, W), for labels of N.
 
     Raises ValueError, TypeError or OSError for arguments that do not fit; while iterating, FastmixError in the place of
-    the batch that could not be made, and RuntimeError after `timeout` seconds without one.
+    the batch that could not be made, and, with threads, RuntimeError after `timeout` seconds without one.
     """
 
     def __init__(
@@ -267,16 +266,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         classes = len(names) if names is not None else getattr(method, "num_classes", None)
         assert job.targets is not None
         labels = form_labels(job.targets, self.labels, mixed, self.num_classes, classes)
-        batch = [images, tuple(map(torch.from_numpy, labels)) if self.labels == "pair" else torch.from_numpy(labels)]
+        tensors = [images, *map(torch.from_numpy, labels if self.labels == "pair" else (labels,))]
         if self.pin_memory and torch.accelerator.is_available():
-            batch = pin_memory(batch)  # type: ignore[no-untyped-call]
+            tensors = [tensor.pin_memory() for tensor in tensors]
         run.handed_out(job.samples)
         bad += [job.bad[row] for row in sorted(job.bad)]
-        return batch
+        return [tensors[0], tuple(tensors[1:]) if self.labels == "pair" else tensors[1]]
 
     def _key_seed(self) -> int:
         chosen = self._progress.seed if self.seed is None else self.seed
-        return torch.initial_seed() if chosen is None else chosen
+        return int(torch.initial_seed() if chosen is None else chosen)
 
     @property
     def bad(self) -> list[Bad]:
