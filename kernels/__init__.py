@@ -195,7 +195,8 @@ class Backend(Protocol):
     def mix(self, images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
         """Run the programs: render the layers, fold the steps in float32, round half up, finish.
 
-        pool: (M, PH, PW, 3), PH >= H, PW >= W.  `out` must not overlap `images`.
+        pool: (M, PH, PW, 3), PH >= H, PW >= W.  out: (hi - lo, H, W, 3), row i goes to out[i - lo], so that a thread needs
+        memory for its own rows only; it must not overlap `images`.
         """
 
     def paste(

@@ -217,9 +217,9 @@ def _render(images, pool, row, layer, chain, top, bottom, pictures, slot, scratc
 
 
 @jit
-def _layer(images, pictures, row, layer, plain, slot):  # type: ignore[no-untyped-def]
-    """The bytes of a layer: of its source if that is seen as it is (plain), else of its rendered picture."""
-    if not plain:
+def _layer(images, pictures, row, layer, slot):  # type: ignore[no-untyped-def]
+    """The bytes of a layer: of its rendered picture, or of its source if that is seen as it is (slot -1)."""
+    if slot >= 0:
         return pictures[slot].reshape(-1)
     return images[row if layer.source == Source.SAMPLE else layer.index].reshape(-1)
 
@@ -237,7 +237,7 @@ def _covers(step, height, width):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _fold(images, pictures, layers, chains, steps, masks, row, identity, words, lines, draws, out):  # type: ignore[no-untyped-def]
+def _fold(images, pictures, layers, slots, steps, masks, row, identity, words, lines, draws, out):  # type: ignore[no-untyped-def]
     """Run the steps on a few rows at a time: long lines for the loops, yet short enough for the first-level cache.
 
     A step that spans the width takes its rows as one line, a narrower one row by row.
@@ -259,7 +259,7 @@ def _fold(images, pictures, layers, chains, steps, masks, row, identity, words, 
             top, bottom = max(step.top, y0), min(step.bottom, y1)
             if top >= bottom or step.left >= step.right:
                 continue
-            layer = _layer(images, pictures, row, layers[step.layer], _is_plain(layers[step.layer], chains[step.layer]), step.layer)
+            layer = _layer(images, pictures, row, layers[step.layer], slots[step.layer])
             whole = step.left == 0 and step.right == width
             rows = bottom - top if whole else 1
             for y in range(top, bottom, rows):
@@ -279,18 +279,23 @@ def mix(images, pool, layers, ops, steps, finish, ids, words, masks, pictures, l
     """
     height = images.shape[1]
     spare = pictures.shape[0] - 1
+    slots = np.empty(layers.shape[1], np.int64)
     for i in range(lo, hi):
-        for slot in range(layers.shape[1]):
-            top, bottom = _rows_used(steps[i], slot, height)
-            if top < bottom and not _is_plain(layers[i, slot], ops[i, slot]):
-                _render(images, pool, i, layers[i, slot], ops[i, slot], top, bottom, pictures, slot, scratch)
-        made = out[i] if finish[i].code == 0 else pictures[spare]
+        used = 0  # slots are taken in order, so that the same few stay in the cache
+        for k in range(layers.shape[1]):
+            slots[k] = -1
+            top, bottom = _rows_used(steps[i], k, height)
+            if top < bottom and not _is_plain(layers[i, k], ops[i, k]):
+                _render(images, pool, i, layers[i, k], ops[i, k], top, bottom, pictures, used, scratch)
+                slots[k] = used
+                used += 1
+        made = out[i - lo] if finish[i].code == 0 else pictures[spare]
         if steps.shape[1] == 0 or steps[i, 0].mode == Mode.END:
             copy(images[i].reshape(-1), made.reshape(-1))
         else:
-            _fold(images, pictures, layers[i], ops[i], steps[i], masks, i, ids[i], words, lines, draws, made)
+            _fold(images, pictures, layers[i], slots, steps[i], masks, i, ids[i], words, lines, draws, made)
         if finish[i].code != 0:
-            apply_op(made, finish[i].code, finish[i].p, 0, height, scratch, out[i])
+            apply_op(made, finish[i].code, finish[i].p, 0, height, scratch, out[i - lo])
 
 
 @jit

@@ -59,7 +59,7 @@ def fma(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
 
 def compile_module(module: types.ModuleType) -> types.SimpleNamespace:
     """The plain functions of `module`, compiled, in their order: each sees the compiled form of those before it."""
-    compiler = numba.njit(**_OPTIONS)
+    compiler = numba.njit(inline="always", **_OPTIONS)  # LLVM leaves long functions alone, and such loops do not vectorise
     names = {**vars(module), "fma": fma}
     made = types.SimpleNamespace()
     for name, function in vars(module).items():

@@ -60,7 +60,7 @@ def table(images: U8, tables: U8, out: U8, lo: int, hi: int) -> None:
 def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
     """See `Backend.mix`."""
     for i in range(lo, hi):
-        out[i] = ops_.apply(to_levels(fold(images, pool, program, i)), program.finish[i])
+        out[i - lo] = ops_.apply(to_levels(fold(images, pool, program, i)), program.finish[i])
 
 
 def paste(

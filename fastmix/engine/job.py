@@ -29,6 +29,7 @@ from .samples import KEPT, Cuts, Space, cut, draw_cuts, failure, read
 
 _REPLACEMENTS = 16  # samples that are tried in place of a bad one
 _NOTHING = np.uint8(0)
+_SEVERAL = 4  # rows of a task that only mixes: less work each than reading
 
 
 class Task(NamedTuple):
@@ -71,7 +72,6 @@ class Job:
         self._items: list[Item] | None = None
         self._in_blocks = False
         self._crops: U8 | None = None
-        self._mixed: U8 | None = None
         self._pool = recipe.pool
 
     def phases(self) -> Iterator[list[Task]]:
@@ -81,9 +81,10 @@ class Job:
         step = chunk if self._in_blocks else 1
         yield [Task(low, "mix", partial(self._make, low, min(low + step, n))) for low in range(0, n, step)]
         if self._crops is not None:
-            yield [Task(low, "mix", partial(self._mix, low, min(low + chunk, n))) for low in range(0, n, chunk)]
+            several = max(chunk, _SEVERAL)
+            yield [Task(low, "mix", partial(self._mix, low, min(low + several, n))) for low in range(0, n, several)]
         yield [Task(0, "label", self._label)]
-        self._crops = self._mixed = None
+        self._crops = None
 
     def missing(self) -> list[int]:
         """Numbers of the samples that have not been read."""
@@ -112,7 +113,7 @@ class Job:
         if any(has_mates(params.program) for params in drawn):
             shape = (len(self.samples), *recipe.crop.size, 3)
             count = int(np.prod(shape))
-            self._crops, self._mixed = (self._lend(count)[:count].reshape(shape) for _ in range(2))
+            self._crops = self._lend(count)[:count].reshape(shape)
 
     def _fetch(self, _space: Space) -> None:
         """What the source hands out for many samples at once."""
@@ -136,29 +137,27 @@ class Job:
         else:
             self._cut_row(low, crops, space)
         if alone:
-            mixed = space.pictures("mixed", high - low, size)
             for view, params in enumerate(self.views):
                 program = None if params is None else rows(params.program, low, high)
-                self._write(view, crops, program, mixed, slice(low, high), 0, high - low)
+                self._write(view, crops, program, low, 0, high - low, space)
 
-    def _mix(self, low: int, high: int, _space: Space) -> None:
+    def _mix(self, low: int, high: int, space: Space) -> None:
         """Mix rows with their mates."""
-        assert self._crops is not None and self._mixed is not None
+        assert self._crops is not None
         for view, params in enumerate(self.views):
-            program = None if params is None else params.program
-            self._write(view, self._crops, program, self._mixed, slice(0, len(self.samples)), low, high)
+            self._write(view, self._crops, None if params is None else params.program, low, low, high, space)
 
     def _write(
-        self, view: int, crops: U8, program: Program | None, mixed: U8, part: slice, low: int, high: int
+        self, view: int, crops: U8, program: Program | None, first: int, low: int, high: int, space: Space
     ) -> None:
-        """Write rows [low, high) of `part` of a view; arrays and program have the rows of `part`."""
+        """Write a view of rows `first` on: they are rows [low, high) of `crops` and `program`."""
         backend, output, n = backend_for(crops), self.recipe.output, len(self.samples)
-        pictures = crops
+        pictures = crops[low:high]
         if program is not None:
-            backend.mix(crops, self._pool, program, mixed, low, high)
-            pictures = mixed
-        out = self.out[view * n + part.start : view * n + part.stop]
-        backend.to_float(pictures, output.table, out, output.channels_last, low, high)
+            pictures = space.pictures("mixed", high - low, self.recipe.crop.size)
+            backend.mix(crops, self._pool, program, pictures, low, high)
+        out = self.out[view * n + first : view * n + first + high - low]
+        backend.to_float(pictures, output.table, out, output.channels_last, 0, high - low)
 
     def _cut_block(self, low: int, high: int, out: U8) -> None:
         block = self.recipe.source.read_block(self.samples[low:high])
@@ -240,7 +239,7 @@ def jobs(recipe: Recipe, order: Order, run: Run, kept: Kept, ahead: int) -> Iter
             "loader the same dataset and sampler, and a generator= in the state that it had when the epoch began"
         )
     finished = kept.buffers("finished", ahead + 2, recipe.output.table.dtype)
-    raw = kept.buffers("raw", 2 * ahead, np.uint8)
+    raw = kept.buffers("raw", ahead, np.uint8)
     for samples, ids in batches:
         shape = recipe.output.shape(recipe.views * len(samples), size)
         count = math.prod(shape)
@@ -249,15 +248,16 @@ def jobs(recipe: Recipe, order: Order, run: Run, kept: Kept, ahead: int) -> Iter
 
 
 def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> int:
-    """Bytes of `ahead` + 2 batches, of the crops and mixed pictures of `ahead` batches if samples are mixed with each
-    other, of the threads' work spaces and of the pool.
+    """Most bytes in use at a time: `ahead` + 2 batches, the threads' work spaces and the pool.
+
+    With a method that mixes samples with each other, also the crops of `ahead` batches.
     """
     picture = int(np.prod(recipe.crop.size)) * 3
     values = (ahead + 2) * batch_size * recipe.views * picture * recipe.output.table.itemsize
-    mates = 2 * ahead * batch_size * picture if has_partners(recipe) else 0
+    mates = ahead * batch_size * picture if has_partners(recipe) else 0
     layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
     lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
-    space = KEPT + 2 * recipe.chunk * picture + (layers + 3) * picture + lines
+    space = KEPT + (recipe.chunk + max(recipe.chunk, _SEVERAL)) * picture + (layers + 3) * picture + lines
     return values + mates + threads * space + recipe.pool.nbytes
 
 
