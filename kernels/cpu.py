@@ -76,7 +76,7 @@ def table(images: U8, tables: U8, out: U8, lo: int, hi: int) -> None:
 def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
     """See `Backend.mix`."""
     height, width = images.shape[1:3]
-    slots = program.layers.shape[1] + 2
+    slots = program.layers.shape[1] + 1
     line = 3 * width * max(_LINE // (3 * width), 1)
     # Lines and draws first: they want alignment, bytes do not.
     draws = 4 * line * 4

@@ -191,24 +191,20 @@ def _rows_used(steps, layer, height):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _render(images, pool, row, layer, chain, top, bottom, pictures, slot, scratch):  # type: ignore[no-untyped-def]
-    """Put the layer's picture into pictures[slot]; only rows [top, bottom) of it are wanted.
-
-    Two more slots behind the layers' hold what an op still needs whole: the pool window and the picture between two ops.
-    """
+def _render(images, pool, row, layer, chain, top, bottom, scratch, spare, out):  # type: ignore[no-untyped-def]
+    """Put the layer's picture into out; only rows [top, bottom) of it are wanted.  spare: room for a picture between ops."""
     height, width = images.shape[1], images.shape[2]
-    spare = pictures.shape[0] - 2
     n = 0
     while n < chain.shape[0] and chain[n].code != 0:
         n += 1
     source = images[row if layer.source == Source.SAMPLE else layer.index]
     if layer.source == Source.POOL:
-        source = pictures[spare if n > 0 else slot]
+        # An op must not write what it reads, and the last one must end in out.
+        source = out if n % 2 == 0 else spare
         for y in range(0 if n > 0 else top, height if n > 0 else bottom):
             copy(pool[layer.index, layer.top + y, layer.left : layer.left + width].reshape(-1), source[y].reshape(-1))
     for k in range(n):
-        # An op must not write what it reads, and the last one must end in `slot`.
-        target = pictures[slot if (n - 1 - k) % 2 == 0 else spare + 1]
+        target = out if (n - k) % 2 == 1 else spare
         if k == n - 1:
             apply_op(source, chain[k].code, chain[k].p, top, bottom, scratch, target)
         else:
@@ -274,11 +270,10 @@ def _fold(images, pictures, layers, slots, steps, masks, row, identity, words, l
 def mix(images, pool, layers, ops, steps, finish, ids, words, masks, pictures, lines, draws, scratch, out, lo, hi):  # type: ignore[no-untyped-def]
     """Rows [lo, hi) of `Backend.mix`.
 
-    Work space: pictures (L + 2, H, W, 3) uint8, lines (4, n) float32 and draws (n + 8) uint32 with n >= 3 W,
+    Work space: pictures (L + 1, H, W, 3) uint8, lines (4, n) float32 and draws (n + 8) uint32 with n >= 3 W,
     scratch as for `warp`.
     """
     height = images.shape[1]
-    spare = pictures.shape[0] - 1
     slots = np.empty(layers.shape[1], np.int64)
     for i in range(lo, hi):
         used = 0  # slots are taken in order, so that the same few stay in the cache
@@ -286,10 +281,10 @@ def mix(images, pool, layers, ops, steps, finish, ids, words, masks, pictures, l
             slots[k] = -1
             top, bottom = _rows_used(steps[i], k, height)
             if top < bottom and not _is_plain(layers[i, k], ops[i, k]):
-                _render(images, pool, i, layers[i, k], ops[i, k], top, bottom, pictures, used, scratch)
+                _render(images, pool, i, layers[i, k], ops[i, k], top, bottom, scratch, out[i - lo], pictures[used])
                 slots[k] = used
                 used += 1
-        made = out[i - lo] if finish[i].code == 0 else pictures[spare]
+        made = out[i - lo] if finish[i].code == 0 else pictures[used]
         if steps.shape[1] == 0 or steps[i, 0].mode == Mode.END:
             copy(images[i].reshape(-1), made.reshape(-1))
         else:
