@@ -173,6 +173,16 @@ class Round:
     wall_s: float
     cpu_s: float
 
+    @property
+    def rate(self) -> float:
+        """Images per second."""
+        return self.images / self.wall_s
+
+    @property
+    def cpu_ms(self) -> float:
+        """CPU milliseconds an image."""
+        return 1000 * self.cpu_s / self.images
+
 
 def run_round(loader: Iterable[Any], batches: int) -> Round:
     """Time whole epochs until at least `batches` batches are through.
@@ -212,9 +222,7 @@ def measure_rounds(
 
 def measure(loaders: Mapping[str, Callable[[], Iterable[Any]]], rounds: int, batches: int) -> dict[str, list[float]]:
     """Images per second of every round of every loader; see `measure_rounds`."""
-    return {
-        name: [r.images / r.wall_s for r in timed] for name, timed in measure_rounds(loaders, rounds, batches).items()
-    }
+    return {name: [r.rate for r in timed] for name, timed in measure_rounds(loaders, rounds, batches).items()}
 
 
 def ratios(rates: Mapping[str, list[float]], base: str) -> dict[str, float]:
@@ -224,20 +232,12 @@ def ratios(rates: Mapping[str, list[float]], base: str) -> dict[str, float]:
 
 def table(results: Mapping[str, list[Round]], base: str) -> str:
     """Markdown: median images/s, median CPU ms an image, and the median ratio to `base` of the same round."""
-    ratio = ratios({name: [_rate(r) for r in timed] for name, timed in results.items()}, base)
+    ratio = ratios({name: [r.rate for r in timed] for name, timed in results.items()}, base)
     lines = [f"| loader | images/s | ÷ {base} | CPU ms an image |", "|---|---|---|---|"]
     for name, timed in results.items():
-        rate, cpu = (median(f(r) for r in timed) for f in (_rate, _cpu_ms))
+        rate, cpu = median(r.rate for r in timed), median(r.cpu_ms for r in timed)
         lines.append(f"| {name} | {rate:.0f} | {ratio[name]:.2f} | {cpu:.2f} |")
     return "\n".join(lines)
-
-
-def _rate(timed: Round) -> float:
-    return timed.images / timed.wall_s
-
-
-def _cpu_ms(timed: Round) -> float:
-    return 1000 * timed.cpu_s / timed.images
 
 
 def _cpu_s() -> float:

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fastmix import ops
 from fastmix.kernels import U8, Backend, Clip, Mode, Op, Program, Source, Where, backend_for
 from fastmix.photos import cut_patches
+from fastmix.rng import Key
 
 N = 16
 SIDES = (32, 224)
 PILLOW = {spec.name: spec for spec in (*ops.ALL, *ops.IPMIX)}
 FLOAT = {f"float_{spec.name}": spec for spec in ops.LAYERMIX}
-BLENDS = {
+BLENDS: dict[str, dict[str, Any]] = {
     "set": {"mode": Mode.SET},
     "linear": {"mode": Mode.LINEAR, "a": 0.7, "b": 0.3},
     "add": {"mode": Mode.ARITHMETIC, "a": 0.75, "b": 0.25},
@@ -109,7 +111,7 @@ def test_paste(time: Time, backend: Backend, images: U8) -> None:
 @pytest.mark.parametrize("channels_last", [False, True], ids=["nchw", "channels_last"])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["float32", "half"])
 def test_to_float(time: Time, backend: Backend, images: U8, dtype: type, channels_last: bool) -> None:
-    table = np.tile(np.arange(256), (3, 1)).astype(dtype)
+    table: NDArray[Any] = np.tile(np.arange(256), (3, 1)).astype(dtype)
     out = np.empty((N, 3, *images.shape[1:3]) if not channels_last else images.shape, dtype)
     time(backend.to_float, images, table, out, channels_last, 0, N)
 
@@ -126,6 +128,33 @@ def test_table(time: Time, backend: Backend, images: U8) -> None:
 def test_filter3x3(time: Time, backend: Backend, images: U8) -> None:
     weights = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
     time(backend.filter3x3, images, weights, np.empty_like(images), 0, N)
+
+
+def test_warp(time: Time, backend: Backend, images: U8) -> None:
+    matrices = np.tile([0.97, 0.2, -3.0, -0.2, 0.97, 4.0], (N, 1))
+    time(backend.warp, images, matrices, np.empty_like(images), 0, N)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_bits(time: Time, side: int) -> None:
+    out = np.empty((N, side * side), np.uint32)
+    time(backend_for(out).bits, np.arange(N), Key(0).words, 64, out)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_attractor(time: Time, side: int) -> None:
+    """One fern of 1e5 points."""
+    maps = np.array(
+        [
+            [0, 0, 0, 0, 0.16, 0],
+            [0.85, 0.04, 0, -0.04, 0.85, 1.6],
+            [0.2, -0.26, 0, 0.23, 0.22, 1.6],
+            [-0.15, 0.28, 0, 0.26, 0.24, 0.44],
+        ]
+    )
+    chances, box = np.array([0.01, 0.86, 0.93, 1.0]), np.array([-3.0, 0.0, 3.0, 10.0])
+    out = np.zeros((side, side), np.uint32)
+    time(backend_for(out).attractor, maps, chances, 100_000, np.zeros(4, np.uint32), box, out)
 
 
 def test_ops_are_all_timed() -> None:

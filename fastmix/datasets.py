@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class Item(NamedTuple):
     path: str | None = None
 
 
+@runtime_checkable
 class Source(Protocol):
     """Random access to samples 0..len - 1, from any thread if the dataset behind it allows that."""
 
@@ -51,9 +52,6 @@ class Source(Protocol):
     def __len__(self) -> int:
         """How many samples there are."""
 
-    def labels(self, indices: NDArray[np.int64], /) -> NDArray[Any] | None:
-        """(N,) int64 or (N, C) labels of samples, or None where this would mean reading them."""
-
     def path(self, index: int, /) -> str | None:
         """The file of a sample, if it has one of its own."""
 
@@ -63,12 +61,12 @@ class Source(Protocol):
     def read_many(self, indices: Sequence[int], /) -> list[Item] | None:
         """Samples in order, fetched at once; None unless the dataset has a way to do so (`__getitems__`)."""
 
-    def read_block(self, indices: NDArray[np.int64], out: U8 | None = None, /) -> tuple[U8, NDArray[Any]] | None:
-        """(N, H, W, 3) uint8 pictures, in `out` if given, and labels; None unless the pictures are one array."""
+    def read_block(self, indices: NDArray[np.int64], /) -> tuple[U8, NDArray[Any]] | None:
+        """(N, H, W, 3) uint8 pictures and labels; None unless the pictures are one array."""
 
 
 def open_source(dataset: Any) -> Source:
-    """Make a `Source` of a folder path, a pair of arrays or a map-style dataset.
+    """Make a `Source` of a folder path, a pair of arrays or a map-style dataset; a `Source` is returned as it is.
 
     torchvision datasets of files (`samples`) or arrays (`data`, `targets`) without a transform are read directly, also
     inside `torch.utils.data.Subset`; so files get the EXIF orientation that torchvision ignores.  Other datasets are
@@ -78,7 +76,7 @@ def open_source(dataset: Any) -> Source:
     """
     if isinstance(dataset, (str, Path)):
         return _folder(str(dataset))
-    if type(dataset) is ArrayDataset:
+    if isinstance(dataset, Source):
         return dataset
     if isinstance(dataset, tuple) and len(dataset) == 2 and hasattr(dataset[0], "shape"):
         return ArrayDataset(*dataset)
@@ -117,10 +115,6 @@ class ArrayDataset:
     def __getitem__(self, index: int) -> tuple[U8, Any]:
         return self.images[index], self.targets[index]
 
-    def labels(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """See `Source`."""
-        return self.targets[indices]
-
     def path(self, _index: int) -> None:
         """See `Source`."""
 
@@ -131,12 +125,11 @@ class ArrayDataset:
     def read_many(self, _indices: Sequence[int]) -> None:
         """See `Source`."""
 
-    def read_block(self, indices: NDArray[np.int64], out: U8 | None = None) -> tuple[U8, NDArray[Any]]:
+    def read_block(self, indices: NDArray[np.int64]) -> tuple[U8, NDArray[Any]]:
         """See `Source`.  Raises IndexError for an index outside 0..len - 1."""
         if len(indices) and not 0 <= np.min(indices) <= np.max(indices) < len(self):
             raise IndexError(f"indices run from {np.min(indices)} to {np.max(indices)}, expected 0..{len(self) - 1}")
-        # mode="clip" writes straight into `out`; the default goes through a copy of it
-        return np.take(self.images, indices, axis=0, out=out, mode="clip"), self.targets[indices]
+        return self.images[indices], self.targets[indices]
 
 
 @dataclass(frozen=True)
@@ -148,15 +141,15 @@ class _Paths:
 
     @classmethod
     def of(cls, paths: Iterable[Any]) -> _Paths:
-        text, ends = bytearray(), array("q")
+        text, ends = bytearray(), array("q", [0])
         for path in paths:
             text += os.fsencode(path)
             ends.append(len(text))
-        return cls(bytes(text), np.frombuffer(ends, np.int64) if ends else np.zeros(0, np.int64))
+        return cls(bytes(text), np.frombuffer(ends, np.int64))
 
     def __getitem__(self, index: int) -> str:
-        start = self.ends[index - 1] if index else 0
-        return os.fsdecode(self.text[start : self.ends[index]])
+        start, end = self.ends[index : index + 2].tolist()
+        return os.fsdecode(self.text[start:end])
 
 
 @dataclass(frozen=True)
@@ -175,22 +168,18 @@ class _Files:
         number = int(self.targets[index])
         return number if self.target is None else as_label(self.target(number))
 
-    def labels(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        if self.target is None:
-            return self.targets[indices]
-        return np.array([self._label(int(i)) for i in indices])
-
     def path(self, index: int) -> str:
         return self.paths[range(len(self))[index]]
 
     def read(self, index: int) -> Item:
         path = self.path(index)
-        return Item(Path(path).read_bytes(), self._label(index), path)
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (a Path for each sample would cost as much again)
+            return Item(file.read(), self._label(index), path)
 
     def read_many(self, _indices: Sequence[int]) -> None:
         return None
 
-    def read_block(self, _indices: NDArray[np.int64], _out: U8 | None = None) -> None:
+    def read_block(self, _indices: NDArray[np.int64]) -> None:
         return None
 
 
@@ -203,9 +192,6 @@ class _Map:
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def labels(self, _indices: NDArray[np.int64]) -> None:
-        return None
 
     def path(self, _index: int) -> None:
         return None
@@ -222,7 +208,7 @@ class _Map:
             raise ValueError(f"__getitems__ gave {len(samples)} samples for {len(wanted)} indices, expected one each")
         return [_item(sample, i) for sample, i in zip(samples, wanted, strict=True)]
 
-    def read_block(self, _indices: NDArray[np.int64], _out: U8 | None = None) -> None:
+    def read_block(self, _indices: NDArray[np.int64]) -> None:
         return None
 
 
@@ -240,9 +226,6 @@ class _Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def labels(self, indices: NDArray[np.int64]) -> NDArray[Any] | None:
-        return self.source.labels(self.indices[indices])
-
     def path(self, index: int) -> str | None:
         return self.source.path(int(self.indices[index]))
 
@@ -252,13 +235,20 @@ class _Subset:
     def read_many(self, indices: Sequence[int]) -> list[Item] | None:
         return self.source.read_many([int(self.indices[i]) for i in indices])
 
-    def read_block(self, indices: NDArray[np.int64], out: U8 | None = None) -> tuple[U8, NDArray[Any]] | None:
-        return self.source.read_block(self.indices[indices], out)
+    def read_block(self, indices: NDArray[np.int64]) -> tuple[U8, NDArray[Any]] | None:
+        return self.source.read_block(self.indices[indices])
+
+
+def known_labels(source: Source) -> NDArray[Any] | None:
+    """(N,) or (N, C) labels that are known without reading samples: of arrays, and of files if nothing changes them."""
+    if isinstance(source, ArrayDataset) or (isinstance(source, _Files) and source.target is None):
+        return source.targets
+    return None
 
 
 def _folder(root: str) -> _Files:
-    if not Path(root).exists():
-        raise FileNotFoundError(f"dataset folder {root!r} does not exist")
+    if not os.path.exists(root):  # noqa: PTH110 (Path.exists raises for what may not be looked at)
+        raise FileNotFoundError(f"dataset folder {root!r} does not exist: expected a folder with one subfolder a class")
     if not Path(root).is_dir():
         raise NotADirectoryError(f"dataset {root!r} is a file, expected a folder with one subfolder a class")
     try:
@@ -269,7 +259,7 @@ def _folder(root: str) -> _Files:
             f"{error.filename!r} in the dataset folder {root!r} cannot be listed: allow reading it (chmod u+rx)"
         ) from error
     if not classes:
-        raise FileNotFoundError(f"dataset folder {root!r} has no subfolders, expected one a class")
+        raise FileNotFoundError(f"dataset folder {root!r} has no subfolders, expected one a class with pictures in it")
     counts = [len(names) for names in files]
     if not all(counts):
         empty = ", ".join(name for name, count in zip(classes, counts, strict=True) if not count)

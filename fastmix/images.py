@@ -10,7 +10,9 @@ checks.  Animations give their first frame.  Colour profiles are ignored.
 from __future__ import annotations
 
 import io
+import math
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ from .kernels import F64, U8
 __all__ = [
     "CROP_DRAWS",
     "MAX_PIXELS",
+    "Box",
     "Header",
     "as_picture",
     "center_box",
@@ -32,6 +35,8 @@ __all__ = [
     "pad4",
     "random_resized_crop",
 ]
+
+Box = tuple[float, float, float, float]  # left, top, width, height in pixels of the picture
 
 MAX_PIXELS = 89_478_485  # what Pillow starts to warn about: 1/4 GiB of RGB
 CROP_DRAWS = 22  # uniform draws of a random resized crop
@@ -135,7 +140,7 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "permute") and hasattr(value, "numpy")
 
 
-def decode_scale(info: Header, box: NDArray[np.float64], size: tuple[int, int]) -> int:
+def decode_scale(info: Header, box: Box, size: tuple[int, int]) -> int:
     """The `scale` at which to decode for a crop: the largest that keeps the box 3 times the output on both sides.
 
     box: left, top, width, height in pixels of the full picture; divide it by the scale afterwards.
@@ -153,50 +158,45 @@ def decode_scale(info: Header, box: NDArray[np.float64], size: tuple[int, int]) 
 
 
 def random_resized_crop(
-    u: F64,
-    sizes: NDArray[np.int64],
+    draws: Sequence[float],
+    height: int,
+    width: int,
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> F64:
-    """Boxes of the Inception crop, drawn as torchvision draws them.
+) -> Box:
+    """The box of an Inception crop of one picture, drawn as torchvision draws it.
 
     Szegedy et al., "Going deeper with convolutions" (CVPR 2015), section 6.
 
     Ten tries at an area share uniform in `scale` and an aspect ratio log-uniform in `ratio`, the sides rounded; if none
-    fits, the largest centred box whose ratio is in `ratio`.  u: (N, CROP_DRAWS or more) uniform draws in (0, 1).
-    sizes: (N, 2) height, width.  Returns (N, 4) float64 left, top, width, height, whole numbers.
+    fits, the largest centred box whose ratio is in `ratio`.  draws: CROP_DRAWS or more uniform ones in (0, 1).
+    Returns left, top, width, height, whole pixels.
     """
-    height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
-    share = scale[0] + (scale[1] - scale[0]) * u[:, 0 : 2 * _TRIES : 2]
-    low, high = np.log(ratio[0]), np.log(ratio[1])
-    aspect = np.exp(low + (high - low) * u[:, 1 : 2 * _TRIES : 2])
-    area = (height * width)[:, None] * share
-    tried_w, tried_h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
-    fits = (tried_w > 0) & (tried_w <= width[:, None]) & (tried_h > 0) & (tried_h <= height[:, None])
-    rows, first, found = np.arange(len(u)), fits.argmax(axis=1), fits.any(axis=1)
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for share, aspect in zip(draws[0 : 2 * _TRIES : 2], draws[1 : 2 * _TRIES : 2], strict=True):
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * share)
+        width_by_height = math.exp(low + (high - low) * aspect)
+        w, h = round(math.sqrt(area * width_by_height)), round(math.sqrt(area / width_by_height))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = draws[2 * _TRIES : CROP_DRAWS]
+            return int(left * (width - w + 1)), int(top * (height - h + 1)), w, h
     # at least a pixel, where torchvision's fallback may round to an empty box
-    whole_w = np.minimum(width, np.maximum(np.rint(height * ratio[1]), 1))
-    whole_h = np.minimum(height, np.maximum(np.rint(width / ratio[0]), 1))
-    w = np.where(found, tried_w[rows, first], whole_w)
-    h = np.where(found, tried_h[rows, first], whole_h)
-    left = np.where(found, np.floor(u[:, 2 * _TRIES] * (width - w + 1)), (width - w) // 2)
-    top = np.where(found, np.floor(u[:, 2 * _TRIES + 1] * (height - h + 1)), (height - h) // 2)
-    return np.stack([left, top, w, h], axis=1)
+    w = min(width, max(round(height * ratio[1]), 1))
+    h = min(height, max(round(width / ratio[0]), 1))
+    return (width - w) // 2, (height - h) // 2, w, h
 
 
-def center_box(sizes: NDArray[np.int64], size: tuple[int, int], resize: int | None = None) -> F64:
-    """Boxes of the usual validation crop: resize the short side to `resize`, cut the centre, in one step.
+def center_box(height: int, width: int, size: tuple[int, int]) -> Box:
+    """The box of the usual validation crop: resize the short side to 8/7 of the output's, cut the centre, in one step.
 
-    sizes: (N, 2) height, width.  size: output (H, W).  resize: default 8/7 of the output's short side, so 256 for 224.
-    A box that would not fit, which torchvision pads with black, shrinks in its own ratio.  Returns (N, 4) float64 left,
-    top, width, height, fractional.
+    size: output (H, W); 224 is cut from 256.  A box that would not fit, which torchvision pads with black, shrinks in
+    its own ratio.  Returns left, top, width, height, fractional pixels.
     """
-    resize = min(size) * 8 // 7 if resize is None else resize
-    sides = sizes.astype(np.float64)
-    box = sides.min(axis=1, keepdims=True) / resize * np.asarray(size, np.float64)
-    box *= np.minimum(1, (sides / box).min(axis=1, keepdims=True))
-    start = np.maximum(sides - box, 0) / 2
-    return np.concatenate([start[:, ::-1], box[:, ::-1]], axis=1)
+    unit = min(height, width) / (min(size) * 8 // 7)
+    h, w = unit * size[0], unit * size[1]
+    fit = min(1.0, height / h, width / w)
+    h, w = h * fit, w * fit
+    return max(width - w, 0.0) / 2, max(height - h, 0.0) / 2, w, h
 
 
 def pad4(u: F64) -> NDArray[np.int64]:

@@ -95,6 +95,25 @@ def default_pool() -> Pool:
         return Pool(np.stack([*_in_order(partial(fractal, Key(0), size=_SIDE, color=True), range(_COUNT), None)]))
 
 
+def open_pool(pool: Pool | str | Path | None) -> Pool:
+    """A pool, or the file of one, or for None the default one.  Raises TypeError or ValueError if it is none."""
+    if pool is None or isinstance(pool, Pool):
+        return default_pool() if pool is None else pool
+    if not isinstance(pool, str | Path):
+        raise TypeError(f"pool is a {type(pool).__name__}, expected the path of a pool file, or fastmix.Pool(images)")
+    return Pool.open(pool)
+
+
+def check_pool(pool: Pool, size: tuple[int, int]) -> None:
+    """Raise ValueError for a pool smaller than `size` (H, W)."""
+    high, wide = pool.images.shape[1:3]
+    if high < size[0] or wide < size[1]:
+        raise ValueError(
+            f"pool pictures are {high}x{wide}, smaller than the {size[0]}x{size[1]} pictures to mix: "
+            f"make larger ones with `fastmix pool make --size {max(8 * max(size) // 7, SIDES[0])}`"
+        )
+
+
 def fit_pool(pool: Pool, size: tuple[int, int]) -> Pool:
     """The pool as pictures of `size` (H, W) see it: its short side at most 8/7 of their long side, rounded down.
 
@@ -102,13 +121,9 @@ def fit_pool(pool: Pool, size: tuple[int, int]) -> Pool:
     memory (antialiased bilinear); others are returned as they are.
     Raises ValueError for a pool smaller than `size`.
     """
+    check_pool(pool, size)
     high, wide = pool.images.shape[1:3]
     short, side = min(high, wide), 8 * max(size) // 7
-    if high < size[0] or wide < size[1]:
-        raise ValueError(
-            f"pool pictures are {high}x{wide}, smaller than the {size[0]}x{size[1]} pictures to mix: "
-            f"make larger ones with `fastmix pool make --size {max(side, SIDES[0])}`"
-        )
     if short <= side:
         return pool
     images = np.empty((len(pool), high * side // short, wide * side // short, 3), np.uint8)

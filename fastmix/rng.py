@@ -67,8 +67,8 @@ class Key:
 
     def __post_init__(self) -> None:
         for name, value, bound in (("seed", self.seed, 64), ("epoch", self.epoch, 32), ("view", self.view, 4)):
-            if not 0 <= value < 1 << bound:
-                raise ValueError(f"{name} is {value}, expected 0 <= {name} < 2**{bound}")
+            if not isinstance(value, int | np.integer) or not 0 <= value < 1 << bound:
+                raise ValueError(f"{name} is {value!r}, expected 0 <= {name} < 2**{bound}, an integer")
 
     @property
     def words(self) -> NDArray[np.uint32]:
@@ -99,8 +99,8 @@ class Key:
     def gamma(self, ids: Ids, stream: int, shape: float, count: int = 1) -> F64:
         """(N, count) logarithms of Gamma(shape, 1) draws (logarithms, for a small shape underflows).
 
-        Marsaglia & Tsang, "A simple method for generating gamma variables" (2000), with their boost for shape < 1.  Number
-        (t, k) of try t and column k is fixed, so a rejected draw never shifts another one.
+        Marsaglia & Tsang, "A simple method for generating gamma variables" (2000), with their boost for shape < 1.
+        Number (t, k) of try t and column k is fixed, so a rejected draw never shifts another one.
         """
         if shape == 1:  # the exponential distribution, which AugMix and MixUp use by default
             return np.asarray(np.log(-np.log(self.uniform(ids, stream, count))))
@@ -133,11 +133,11 @@ class Key:
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
     def partners(self, ids: Ids, stream: int, group: int) -> Ids:
-        """(N,) row numbers: a random cyclic permutation of every mix group, without fixed points where a group has mates.
+        """(N,) row numbers: a random cyclic permutation of every mix group, so nobody with mates is left alone.
 
-        Rows are cut in order into groups of `group` (the last one smaller).  A group's members are put in the order of a
-        draw keyed by their own ids, and each takes the next one: so the pairing moves with the ids when rows are permuted
-        inside the group.
+        Rows are cut in order into groups of `group` (the last one smaller).  A group's members are put in the order of
+        a draw keyed by their own ids, and each takes the next one: so the pairing moves with the ids when rows are
+        permuted inside the group.
         """
         rows = np.arange(len(ids))
         order = np.lexsort((self.bits(ids, stream, 1)[:, 0], rows // group))

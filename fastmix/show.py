@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from . import ops
+from . import words
 from .images import center_box, decode
-from .kernels import U8, Mode, Op, Program, Records, Source, Where, backend_for
+from .kernels import U8, Program, Source, backend_for
 from .mixing import apply
 from .pools import ENDINGS
 from .rng import Key, Stream, shuffle
@@ -25,8 +24,6 @@ __all__ = ["Cell", "Row", "batch_of", "explain", "grid", "pick"]
 _GAP, _TEXT, _TITLE = 8, 12, 16  # px: between cells, height of captions, height of the title
 _SMALLEST = 160  # px: smaller pictures are shown in whole multiples of their size
 _INK, _PALE, _PAPER = (20, 20, 20), (110, 110, 110), (255, 255, 255)
-_NO_LAYER = (Mode.SUM, Mode.TOTAL)
-_PLACES = {Where.PIXELS: "pixels", Where.ELEMENTS: "values"}
 
 Font = ImageFont.FreeTypeFont
 Color = tuple[int, int, int]
@@ -69,7 +66,7 @@ def batch_of(files: Sequence[Path], size: int) -> Batch:
     if size < 1:
         raise ValueError(f"size is {size}, expected at least 1 pixel")
     pictures = [_read(file) for file in files]
-    boxes = center_box(np.array([picture.shape[:2] for picture in pictures]), (size, size))
+    boxes = np.array([center_box(len(picture), len(picture[0]), (size, size)) for picture in pictures])
     images = np.empty((len(files), size, size, 3), np.uint8)
     backend_for(images).crop_resize(pictures, boxes, np.zeros(len(files), np.bool_), images, 0, len(files))
     return Batch.of(images, np.arange(len(files)))
@@ -89,8 +86,8 @@ def explain(method: Method, batch: Batch, names: Sequence[str], seed: int) -> li
     pictures = pool.images if pool is not None else np.empty((0, *batch.images.shape[1:]), np.uint8)
     mixed = apply(batch, params, pool, np.empty_like(batch.images)).images
     samples = range(len(names))
-    used = [_used_layers(program, i) for i in samples]
-    layers = [[_layer(batch.images, pictures, program, i, layer) for layer in used[i]] for i in samples]
+    used = [words.used_layers(program, i) for i in samples]
+    layers = [[_cell(batch.images, pictures, program, i, layer) for layer in used[i]] for i in samples]
     rows = [Row("original", [Cell(batch.images[i], f"{i + 1}: {names[i]}") for i in samples])]
     for number in range(max(map(len, used))):
         cells = [layers[i][number] if number < len(used[i]) else None for i in samples]
@@ -164,80 +161,32 @@ def _letter(number: int) -> str:
     return chr(ord("A") + number)
 
 
-def _active_steps(program: Program, i: int) -> Records:
-    modes = program.steps["mode"][i]
-    return program.steps[i, : np.append(modes, Mode.END).tolist().index(Mode.END)]
-
-
-def _used_layers(program: Program, i: int) -> list[int]:
-    """The layers in the order of their first use, without those that are the sample as it is."""
-    steps = _active_steps(program, i)
-    used = dict.fromkeys(int(step["layer"]) for step in steps if step["mode"] not in _NO_LAYER)
-    return [layer for layer in used if not _is_plain(program, i, layer)]
-
-
-def _is_plain(program: Program, i: int, layer: int) -> bool:
-    return program.layers["source"][i, layer] == Source.SAMPLE and not program.ops["code"][i, layer, :1].any()
-
-
-def _layer(images: U8, pool: U8, program: Program, i: int, number: int) -> Cell:
+def _cell(images: U8, pool: U8, program: Program, row: int, number: int) -> Cell:
     """A layer as its program sees it: the source through its ops."""
-    layer, (height, width) = program.layers[i, number], images.shape[1:3]
+    layer, (height, width) = program.layers[row, number], images.shape[1:3]
     source, index, top, left = (int(layer[name]) for name in ("source", "index", "top", "left"))
-    chain = _chain(program.ops[i, number])
-    words = [ops.describe(op) for op in chain]
-    if source == Source.SAMPLE:
-        picture = images[i]
-    elif source == Source.MATE:
-        picture, words = images[index], [f"picture {index + 1}", *words]
+    if source == Source.POOL:
+        picture = pool[index, top : top + height, left : left + width]
     else:
-        picture, words = pool[index, top : top + height, left : left + width], [f"pool picture {index}", *words]
-    for op in chain:
+        picture = images[index if source == Source.MATE else row]
+    for op in words.chain(program, row, number):
         before, picture = np.ascontiguousarray(picture)[None], np.empty_like(images[0])
         backend_for(before).op(before, op[None], picture[None], 0, 1)
-    return Cell(picture, " > ".join(words))
+    return Cell(picture, words.tell_layer(program, row, number, _name))
 
 
-def _chain(records: Records) -> Records:
-    codes = np.append(records["code"], Op.NONE).tolist()
-    return records[: codes.index(Op.NONE)]
+def _name(index: int) -> str:
+    return f"picture {index + 1}"
 
 
-def _recipe(params: Params, i: int, used: Sequence[int], size: tuple[int, int]) -> str:
-    """The steps of a sample in words, a line each; x is the picture so far."""
+def _recipe(params: Params, row: int, used: Sequence[int], size: tuple[int, int]) -> str:
+    """The steps of a sample in words, a line each, and its label."""
     names = {layer: _letter(number) for number, layer in enumerate(used)}
-    steps = _active_steps(params.program, i)
-    lines = [_step(step, names.get(int(step["layer"]), "original")) + _where(step, size) for step in steps]
-    finish, own = params.program.finish[i], float(params.weight[i])
-    if finish["code"]:
-        lines.append(f"x > {ops.describe(finish)}")
+    lines = words.tell_steps(params.program, row, size, lambda layer: names.get(layer, "original"))
+    own = float(params.weight[row])
     if own < 1:
-        lines.append(f"label: {own:.1%} own, {1 - own:.1%} of picture {params.partner[i] + 1}")
+        lines.append(f"label: {own:.1%} own, {1 - own:.1%} of {_name(params.partner[row])}")
     return "\n".join(lines or ["unchanged"])
-
-
-def _step(step: Any, y: str) -> str:
-    a, b = _short(step["a"]), _short(step["b"])
-    return {
-        Mode.SET: f"x = {y}",
-        Mode.LINEAR: f"x = {a} x + {b} {y}",
-        Mode.ARITHMETIC: f"x = add({a} x, {b} {y})",
-        Mode.GEOMETRIC: f"x = multiply(x^{a}, {y}^{b})",
-        Mode.SUM: f"total += {a} x",
-        Mode.TOTAL: "x = total",
-    }[Mode(step["mode"])]
-
-
-def _short(value: float) -> str:
-    return f"{value:.3f}".rstrip("0").rstrip(".")
-
-
-def _where(step: Any, size: tuple[int, int]) -> str:
-    """What part of the picture a step changes; nothing to say if it is all of it."""
-    high, wide = int(step["bottom"] - step["top"]), int(step["right"] - step["left"])
-    share = f" in {1 - step['rate']:.0%} of the {_PLACES[step['where']]}" if step["where"] in _PLACES else ""
-    whole = (high, wide) == size or step["mode"] in _NO_LAYER
-    return share + ("" if whole else f", {wide}x{high} px at ({step['left']},{step['top']})")
 
 
 @cache

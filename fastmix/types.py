@@ -39,7 +39,7 @@ class Targets:
 
     @classmethod
     def of(cls, ids: Any, labels: Any) -> Targets:
-        """Unmixed targets.  Raises ValueError for labels that are neither (N,) integers nor (N, C) numbers in [0, 1]."""
+        """Unmixed targets.  Raises ValueError for labels that are not (N,) integers or (N, C) numbers in [0, 1]."""
         ids = np.ascontiguousarray(ids, np.int64)
         labels = np.asarray(labels)
         if labels.ndim not in (1, 2) or len(labels) != len(ids):
@@ -65,11 +65,20 @@ def one_hot(labels: NDArray[Any], num_classes: int | None) -> NDArray[np.float32
         return labels.astype(np.float32)
     if num_classes is None:
         raise ValueError("num_classes is unknown, but integer labels are mixed: pass num_classes=")
-    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
-        raise ValueError(f"labels run from {labels.min()} to {labels.max()}, expected 0..{num_classes - 1} (num_classes={num_classes})")
+    check_range(labels, num_classes)
     out = np.zeros((len(labels), num_classes), np.float32)
     out[np.arange(len(labels)), labels] = 1
     return out
+
+
+def check_range(labels: NDArray[Any], num_classes: int) -> None:
+    """Raise ValueError for integer labels (N,) outside [0, num_classes)."""
+    if labels.ndim == 1 and labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+        fix = f"pass num_classes={labels.max() + 1}" if labels.min() >= 0 else "mend the labels"
+        raise ValueError(
+            f"labels run from {labels.min()} to {labels.max()}, expected 0..{num_classes - 1} "
+            f"(num_classes={num_classes}): {fix}"
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,10 @@ class Batch:
         """A checked batch; ids default to 0..N-1.  Raises TypeError or ValueError that names the array and the fix."""
         images = np.asarray(images)
         if images.dtype != np.uint8:
-            raise TypeError(f"images are {images.dtype}, expected uint8 in 0..255: mix before normalising")
+            raise TypeError(
+                f"images are {images.dtype}, expected uint8 in 0..255: mix before normalising, so remove ToTensor(), "
+                "Normalize() and the like"
+            )
         if images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape[1:]:
             raise ValueError(f"images have shape {images.shape}, expected (N, H, W, 3) with H, W >= 1")
         ids = np.arange(len(images)) if ids is None else ids
@@ -112,16 +124,26 @@ class Pool:
 
     def __post_init__(self) -> None:
         a = self.images
+        if not isinstance(a, np.ndarray):
+            raise TypeError(f"a pool holds a {type(a).__name__}, expected a NumPy array, uint8 (M, H, W, 3)")
         if a.dtype != np.uint8 or a.ndim != 4 or a.shape[-1] != 3 or 0 in a.shape:
-            raise ValueError(f"a pool holds {a.dtype} {a.shape}, expected uint8 (M, H, W, 3): pack pictures with `fastmix pool pack DIR OUT.npy`")
+            raise ValueError(
+                f"a pool holds {a.dtype} {a.shape}, expected uint8 (M, H, W, 3): "
+                "pack pictures with `fastmix pool pack DIR OUT.npy`"
+            )
 
     @classmethod
     def open(cls, path: str | Path) -> Pool:
         """Map a .npy file written by `fastmix pool`.  Nothing is unpickled."""
         try:
-            return cls(np.load(path, mmap_mode="r", allow_pickle=False))
+            images = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
-            raise ValueError(f"cannot open pool {path}: {error}") from error
+            fix = "expected a .npy file that `fastmix pool make` or `fastmix pool pack` wrote"
+            raise ValueError(f"cannot open pool {path}: {error}; {fix}") from error
+        try:
+            return cls(images)
+        except ValueError as error:
+            raise ValueError(f"cannot open pool {path}: {error}") from None
 
     def __len__(self) -> int:
         return len(self.images)

@@ -90,9 +90,7 @@ class Where(IntEnum):
 
 
 OP = np.dtype([("code", np.int32), ("p", np.float64, (6,))], align=True)
-LAYER = np.dtype(
-    [("source", np.int32), ("index", np.int64), ("top", np.int32), ("left", np.int32)], align=True
-)
+LAYER = np.dtype([("source", np.int32), ("index", np.int64), ("top", np.int32), ("left", np.int32)], align=True)
 STEP = np.dtype(
     [
         ("mode", np.int32),
@@ -136,7 +134,14 @@ class Program:
 
     @classmethod
     def empty(
-        cls, ids: NDArray[np.int64], words: NDArray[np.uint32], size: tuple[int, int], *, layers: int, chain: int, steps: int
+        cls,
+        ids: NDArray[np.int64],
+        words: NDArray[np.uint32],
+        size: tuple[int, int],
+        *,
+        layers: int,
+        chain: int,
+        steps: int,
     ) -> Program:
         """All-zero programs of N = len(ids) samples of `size` (H, W), with every box the whole picture."""
         n = len(ids)
@@ -156,16 +161,19 @@ class Program:
 class Backend(Protocol):
     """Every kernel once.
 
-    Backends agree to the bit but in three places, which a level may separate: `crop_resize`; a warp, where a value is next to
-    a whole number (1e-4 of the values of a photograph); a power, where one is next to a rounding edge (at most 1e-3).
+    Backends agree to the bit but in three places, which a level may separate: `crop_resize`; a warp, where a value is
+    next to a whole number (1e-4 of the values of a photograph); a power, where one is next to a rounding edge (at most
+    1e-3).
     """
 
-    def crop_resize(self, sources: Sequence[U8], boxes: F64, flips: NDArray[np.bool_], out: U8, lo: int, hi: int) -> None:
+    def crop_resize(
+        self, sources: Sequence[U8], boxes: F64, flips: NDArray[np.bool_], out: U8, lo: int, hi: int
+    ) -> None:
         """Antialiased bilinear (triangle filter) resize of a box of each source to out's H x W, mirrored where `flips`.
 
-        sources: one (h, w, 3) picture a row, any sizes.  boxes: (N, 4) left, top, width, height in source pixels, may be
-        fractional, inside the source.  float32 inside, one rounding; within 1 level of Pillow's resize(box=...), backends
-        within 1 level of each other.
+        sources: one (h, w, 3) picture a row, any sizes.  boxes: (N, 4) left, top, width, height in source pixels, may
+        be fractional, inside the source.  float32 inside, one rounding; within 1 level of Pillow's resize(box=...),
+        backends within 1 level of each other.
         """
 
     def op(self, images: U8, ops: Records, out: U8, lo: int, hi: int) -> None:
@@ -195,31 +203,45 @@ class Backend(Protocol):
     def mix(self, images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
         """Run the programs: render the layers, fold the steps in float32, round half up, finish.
 
-        pool: (M, PH, PW, 3), PH >= H, PW >= W.  out: (hi - lo, H, W, 3), row i goes to out[i - lo], so that a thread needs
-        memory for its own rows only; it must not overlap `images`.
+        pool: (M, PH, PW, 3), PH >= H, PW >= W.  out: (hi - lo, H, W, 3), row i goes to out[i - lo], so that a thread
+        needs memory for its own rows only; it must not overlap `images`.
         """
 
     def paste(
-        self, images: U8, partner: NDArray[np.int64], source_boxes: F64, boxes: NDArray[np.int64], out: U8, lo: int, hi: int
+        self,
+        images: U8,
+        partner: NDArray[np.int64],
+        source_boxes: F64,
+        boxes: NDArray[np.int64],
+        out: U8,
+        lo: int,
+        hi: int,
     ) -> None:
-        """out[i] = images[i] with boxes[i] (top, left, bottom, right) covered by the box source_boxes[i] (left, top,
-        width, height) of images[partner[i]], resized as in `crop_resize`.  An empty box copies."""
+        """out[i] = images[i] with boxes[i] (top, left, bottom, right) covered by a part of images[partner[i]].
 
-    def to_float(self, images: U8, table: NDArray[Any], out: NDArray[Any], channels_last: bool, lo: int, hi: int) -> None:
+        That part, source_boxes[i] (left, top, width, height), is resized as in `crop_resize`.  An empty box copies.
+        """
+
+    def to_float(
+        self, images: U8, table: NDArray[Any], out: NDArray[Any], channels_last: bool, lo: int, hi: int
+    ) -> None:
         """out[i, c, y, x] = table[c, images[i, y, x, c]] (out[i, y, x, c] if channels_last): normalise and lay out.
 
-        table: (3, 256) float32, or uint16 holding float16 / bfloat16 bits.  out: (N, 3, H, W) or (N, H, W, 3), same dtype.
+        table: (3, 256) float32, or uint16 holding float16 / bfloat16 bits.  out: (N, 3, H, W) or (N, H, W, 3), of the
+        same dtype.
         """
 
     def bits(self, ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: NDArray[np.uint32]) -> None:
         """out[i, k] = 32-bit number k of the Philox stream of ids[i]; the bits that `mix` uses for its masks."""
 
-    def attractor(self, maps: F64, chances: F64, points: int, words: NDArray[np.uint32], box: F64, out: NDArray[np.uint32]) -> None:
+    def attractor(
+        self, maps: F64, chances: F64, points: int, words: NDArray[np.uint32], box: F64, out: NDArray[np.uint32]
+    ) -> None:
         """Count the visits of the chaos game to each pixel (Barnsley, "Fractals Everywhere").
 
-        maps: (n, 6) a, b, c, d, e, f of (x, y) -> (ax + by + c, dx + ey + f).  chances: (n,) cumulative.  box: (4,) left, top,
-        right, bottom of the window in the plane; points outside are not counted.  Starts at the fixed point of map 0.
-        words: (4,) uint32 seed low, seed high, picture, 0: the key of the choices.  out: (H, W) counts.
+        maps: (n, 6) a, b, c, d, e, f of (x, y) -> (ax + by + c, dx + ey + f).  chances: (n,) cumulative.  box: (4,)
+        left, top, right, bottom of the window in the plane; points outside are not counted.  Starts at the fixed point
+        of map 0.  words: (4,) uint32 seed low, seed high, picture, 0: the key of the choices.  out: (H, W) counts.
         """
 
 

@@ -20,7 +20,7 @@ from . import cpu_resize as _resize
 from .cpu_fractal import attractor as _attractor
 from .cpu_warp import warp as _warp
 
-_LINE = 6144  # values in a line of the fold: the longer, the fewer calls; the lines of a step still fit into the nearest caches
+_LINE = 6144  # values in a line of the fold: the longer, the fewer calls; a step's lines still fit the nearest caches
 _local = threading.local()
 
 
@@ -117,6 +117,8 @@ def bits(ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: ND
     _fold.bits(ids, words, stream, out)
 
 
-def attractor(maps: F64, chances: F64, points: int, words: NDArray[np.uint32], box: F64, out: NDArray[np.uint32]) -> None:
+def attractor(
+    maps: F64, chances: F64, points: int, words: NDArray[np.uint32], box: F64, out: NDArray[np.uint32]
+) -> None:
     """See `Backend.attractor`."""
     _attractor(maps, chances, points, words, box, out)

@@ -1,7 +1,7 @@
 """The fold: all steps of a sample's program, row by row, in float32 lines that stay in the first-level cache.
 
-Computed indices are uint64 all through the CPU kernels: for a signed one Numba has to ask whether it counts from the end,
-and a loop that asks does not vectorise.
+Computed indices are uint64 all through the CPU kernels: for a signed one Numba has to ask whether it counts from the
+end, and a loop that asks does not vectorise.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _clip(x, rule):  # type: ignore[no-untyped-def]
 
 @jit
 def _draws(identity, words, stream, first, count, out):  # type: ignore[no-untyped-def]
-    """Numbers first .. first + count of the stream's 32-bit draws land in out[first % 4 :]; returns where they start."""
+    """Numbers first .. first + count of the stream's 32-bit draws go to out[first % 4 :]; returns where they start."""
     begin, end = np.uint64(first), np.uint64(first + count)
     block = begin >> np.uint64(2)
     low, high = np.uint64(identity & 0xFFFFFFFF), np.uint64(stream) | np.uint64(identity >> 32) << np.uint64(16)
@@ -110,7 +110,7 @@ def _keep(x, old, draws, rate, channels):  # type: ignore[no-untyped-def]
     threshold = np.uint64(np.float64(rate) * 4294967296.0)
     every = threshold > np.uint64(0xFFFFFFFF)
     limit = np.uint32(threshold & np.uint64(0xFFFFFFFF))
-    # Both values are loaded, and for pixels weighed by 1 and 0: a branch on random bits would be mispredicted half the time.
+    # Both values are loaded, and for pixels weighed by 1 and 0: a branch on random bits is mispredicted half the time.
     if channels == 1:
         for i in range(x.shape[0]):
             before, after = old[i], x[i]
@@ -146,7 +146,7 @@ def _step(step, x, y, total, first, masks, identity, words, work, draws):  # typ
         for i in range(x.shape[0]):
             old[i] = x[i]
     # Levels of a layer need no clip; a mask is applied before the clip.
-    at_once = where != Where.MASK and (rule == Clip.UNIT and mode != Mode.TOTAL or mode == Mode.SET)
+    at_once = where != Where.MASK and ((rule == Clip.UNIT and mode != Mode.TOTAL) or mode == Mode.SET)
     if mode == Mode.SUM:
         _sum(x, step.a, total)
         return
@@ -192,7 +192,10 @@ def _rows_used(steps, layer, height):  # type: ignore[no-untyped-def]
 
 @jit
 def _render(images, pool, row, layer, chain, top, bottom, scratch, spare, out):  # type: ignore[no-untyped-def]
-    """Put the layer's picture into out; only rows [top, bottom) of it are wanted.  spare: room for a picture between ops."""
+    """Put the layer's picture into out; only rows [top, bottom) of it are wanted.
+
+    spare: room for a picture between ops.
+    """
     height, width = images.shape[1], images.shape[2]
     n = 0
     while n < chain.shape[0] and chain[n].code != 0:

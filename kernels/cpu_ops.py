@@ -1,4 +1,4 @@
-"""The op suite on one picture: (H, W, 3) uint8 to (H, W, 3) uint8, exactly Pillow's integers where the protocol says so."""
+"""The op suite on one picture, (H, W, 3) uint8 to (H, W, 3) uint8; Pillow's integers where the protocol says so."""
 
 from __future__ import annotations
 
@@ -46,30 +46,12 @@ def table(image, tables, out):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _extremes(image, low, high):  # type: ignore[no-untyped-def]
-    """Least and greatest value of each channel.
+def _extremes(image, percent, low, high):  # type: ignore[no-untyped-def]
+    """Least and greatest value of each channel after `percent` of the pixels were removed at each end, as Pillow does.
 
-    Stretches of 16 rows are compared element by element, which vectorises; shorter ones would read back what they have just
-    written, which unsettles the processor's memory predictor for whatever runs next (measured: a decode 10 % slower).
+    By histogram, although comparing rows would be eight times as fast: after such a loop the next JPEG takes a tenth
+    longer to decode, measured on two processors, which costs more than it saves.
     """
-    pixels = image.reshape(-1)
-    stretch = 3 * image.shape[1] * min(image.shape[0], 16)
-    least, most = np.empty(stretch, np.uint8), np.empty(stretch, np.uint8)
-    copy(pixels, least)
-    copy(pixels, most)
-    for start in range(stretch, pixels.shape[0], stretch):
-        part = pixels[start : start + stretch]
-        for x in range(part.shape[0]):
-            least[x] = min(least[x], part[x])
-            most[x] = max(most[x], part[x])
-    for c in range(3):
-        low[c] = least[c::3].min()
-        high[c] = most[c::3].max()
-
-
-@jit
-def _cut_extremes(image, percent, low, high):  # type: ignore[no-untyped-def]
-    """The same after `percent` of the pixels were removed at each end, as ImageOps.autocontrast(cutoff) removes them."""
     counts = np.empty((3, 256), np.int32)
     histogram(image, counts)
     number = int(image.shape[0] * image.shape[1] * percent // 100)
@@ -122,10 +104,7 @@ def _stretch(image, m, k, out):  # type: ignore[no-untyped-def]
 def _autocontrast(image, percent, rounded, top, bottom, out):  # type: ignore[no-untyped-def]
     low = np.empty(3, np.int64)
     high = np.empty(3, np.int64)
-    if percent > 0:
-        _cut_extremes(image, percent, low, high)
-    else:
-        _extremes(image, low, high)
+    _extremes(image, percent, low, high)
     tables = np.empty((3, 256), np.uint8)
     m, k = np.empty(3, np.int32), np.empty(3, np.int32)
     straight = True
@@ -230,7 +209,9 @@ def _grey(image, out):  # type: ignore[no-untyped-def]
     target = out.reshape(-1, 3)
     total = 0
     for i in range(source.shape[0]):
-        v = (19595 * np.int32(source[i, 0]) + 38470 * np.int32(source[i, 1]) + 7471 * np.int32(source[i, 2]) + 32768) >> 16
+        v = (
+            19595 * np.int32(source[i, 0]) + 38470 * np.int32(source[i, 1]) + 7471 * np.int32(source[i, 2]) + 32768
+        ) >> 16
         total += v
         target[i, 0] = v
         target[i, 1] = v
@@ -244,7 +225,9 @@ def _float_grey(image, out):  # type: ignore[no-untyped-def]
     source = image.reshape(-1, 3)
     target = out.reshape(-1, 3)
     for i in range(source.shape[0]):
-        v = (2989 * np.int32(source[i, 0]) + 5870 * np.int32(source[i, 1]) + 1140 * np.int32(source[i, 2]) + 5000) // 10000
+        v = (
+            2989 * np.int32(source[i, 0]) + 5870 * np.int32(source[i, 1]) + 1140 * np.int32(source[i, 2]) + 5000
+        ) // 10000
         target[i, 0] = v
         target[i, 1] = v
         target[i, 2] = v

@@ -11,8 +11,8 @@ from .jit import jit
 def filter_taps(start, length, size, outputs):  # type: ignore[no-untyped-def]
     """Triangle-filter taps of `outputs` samples over [start, start + length) of a line of `size` pixels.
 
-    Returns first (outputs,) int64, count (outputs,) int64 and weights (outputs, K) float32.  The filter is as wide as the
-    scale (at least 1) on each side and cut off at the line's ends, as in Pillow.
+    Returns first (outputs,) int64, count (outputs,) int64 and weights (outputs, K) float32.  The filter is as wide as
+    the scale (at least 1) on each side and cut off at the line's ends, as in Pillow.
     """
     scale = length / outputs
     support = max(scale, 1.0)

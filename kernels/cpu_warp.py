@@ -1,8 +1,9 @@
 """Affine warp, bilinear, row by row.
 
-Neighbouring output pixels mostly read neighbouring input pixels: a run.  Where runs are long, taps are blended run by run;
-where they are short, taps are first gathered into lines.  The inner loops run over contiguous bytes and vectorise.
-Positions are float64, so that every pixel has the right taps; weights and values are float32, which is three times as fast.
+Neighbouring output pixels mostly read neighbouring input pixels: a run.  Where runs are long, taps are blended run by
+run; where they are short, taps are first gathered into lines.  The inner loops run over contiguous bytes and vectorise.
+Positions are float64, so that every pixel has the right taps; weights and values are float32, which is three times as
+fast.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def _clear(target, begin, end):  # type: ignore[no-untyped-def]
 
 @jit
 def _pad(image, top, bottom, soft, scratch):  # type: ignore[no-untyped-def]
-    """Rows [top, bottom) of the picture with a border of one pixel, black (soft) or repeating the edge: no tap is outside.
+    """Rows [top, bottom) of the picture with a border of one pixel, black (soft) or repeating the edge.
 
-    Input row y is row y + 1 of the result.
+    So no tap is outside.  Input row y is row y + 1 of the result.
     """
     height, width, _ = image.shape
     padded = scratch[: (height + 2) * (3 * width + 6)].reshape(height + 2, 3 * width + 6)
@@ -51,7 +52,7 @@ def _pad(image, top, bottom, soft, scratch):  # type: ignore[no-untyped-def]
 
 @jit
 def _inside(step, across, start, low, high, begin, end):  # type: ignore[no-untyped-def]
-    """The x of [begin, end) with low <= step (x + 0.5) + across + start < high; only the ends can fail, for it is monotonic."""
+    """The x of [begin, end) with low <= step (x + 0.5) + across + start < high: a range, for that is monotonic."""
     while begin < end and not low <= step * (begin + 0.5) + across + start < high:
         begin += 1
     while begin < end and not low <= step * (end - 0.5) + across + start < high:
@@ -95,8 +96,8 @@ def _run_end(p, across_x, across_y, x, x0, y0, end):  # type: ignore[no-untyped-
 def _blend_x(padded, above, pixel, dx, slope, bias, out, at, n):  # type: ignore[no-untyped-def]
     """One run of n bytes that moves sideways only: taps from padded[above] on, into out[at : at + n].
 
-    dx: how far the first pixel reads between two taps, slope: how that grows; pixel: the number of a byte's pixel.  Places
-    instead of slices, for a slice costs as much as a short run.
+    dx: how far the first pixel reads between two taps, slope: how that grows; pixel: the number of a byte's pixel.
+    Places instead of slices, for a slice costs as much as a short run.
     """
     for i in range(n):
         v = np.float32(padded[above + i])
@@ -206,7 +207,8 @@ def warp(image, p, soft, top, bottom, scratch, out):  # type: ignore[no-untyped-
         _shift(image, int(min(max(p[2], -limit), limit)), int(min(max(p[5], -limit), limit)), top, bottom, out)
         return
     low, bias = (-0.5, np.float32(0.5)) if soft else (0.0, np.float32(0.0))
-    corners = (p[4] * top + p[5], p[4] * bottom + p[5], p[3] * width + p[4] * top + p[5], p[3] * width + p[4] * bottom + p[5])
+    above, below = p[4] * top + p[5], p[4] * bottom + p[5]
+    corners = (above, below, p[3] * width + above, p[3] * width + below)
     padded = _pad(image, int(max(min(corners), -2.0)) - 2, int(min(max(corners), height + 2.0)) + 3, soft, scratch)
     targets, flat = out.reshape(height, width * 3), out.reshape(-1)
     pixel = np.empty(3 * width, np.float32)
@@ -222,6 +224,7 @@ def warp(image, p, soft, top, bottom, scratch, out):  # type: ignore[no-untyped-
         _clear(target, 0, 3 * begin)
         _clear(target, 3 * end, 3 * width)
         if long_runs:
-            _runs(scratch, 3 * width + 6, p, across_x, across_y, still_x, still_y, pixel, begin, end, bias, flat, y * width * 3)
+            stride, at = 3 * width + 6, 3 * width * y
+            _runs(scratch, stride, p, across_x, across_y, still_x, still_y, pixel, begin, end, bias, flat, at)
         elif begin < end:
             _gather(padded, p, across_x, across_y, begin, end, bias, lines, parts, target)

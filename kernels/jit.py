@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
+import time
 import types
 import warnings
 from collections.abc import Callable
@@ -16,10 +19,11 @@ from numba import types as nb
 from numba.extending import intrinsic
 
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
+_KEPT_S = 30 * 24 * 3600
 
 
 def _cache_folder() -> str | None:
-    """A writable folder that is new whenever any kernel source changes: Numba itself watches only one file a function."""
+    """A writable folder that is new whenever a kernel source changes: Numba itself watches only one file a function."""
     if numba.config.CACHE_DIR:
         return str(numba.config.CACHE_DIR)
     digest = hashlib.sha256(numba.__version__.encode())
@@ -27,15 +31,29 @@ def _cache_folder() -> str | None:
         digest.update(source.read_bytes())
     folder = Path(platformdirs.user_cache_dir("fastmix")) / f"kernels-{digest.hexdigest()[:16]}"
     try:
+        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.utime(folder)  # in use
     except OSError:
         return None
+    if new:
+        _remove_unused(folder.parent)
     return str(folder) if os.access(folder, os.W_OK) else None
+
+
+def _remove_unused(caches: Path) -> None:
+    """Remove the kernels of former sources that no process has used for long."""
+    for old in caches.glob("kernels-*"):
+        with contextlib.suppress(OSError):
+            if old.stat().st_mtime < time.time() - _KEPT_S:
+                shutil.rmtree(old)
 
 
 _FOLDER = _cache_folder()
 if _FOLDER is None:
-    warnings.warn("no writable cache folder: fastmix compiles its kernels anew in every process (set NUMBA_CACHE_DIR)", stacklevel=2)
+    warnings.warn(
+        "no writable cache folder: fastmix compiles its kernels in every process (set NUMBA_CACHE_DIR)", stacklevel=2
+    )
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -59,7 +77,8 @@ def fma(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
 
 def compile_module(module: types.ModuleType) -> types.SimpleNamespace:
     """The plain functions of `module`, compiled, in their order: each sees the compiled form of those before it."""
-    compiler = numba.njit(inline="always", **_OPTIONS)  # LLVM leaves long functions alone, and such loops do not vectorise
+    # LLVM leaves calls of long functions alone, and loops with such calls do not vectorise.
+    compiler = numba.njit(inline="always", **_OPTIONS)
     names = {**vars(module), "fma": fma}
     made = types.SimpleNamespace()
     for name, function in vars(module).items():

@@ -1,7 +1,8 @@
 """Scalar arithmetic of one value, in plain Python: compiled by Numba for the CPU and by Numba-CUDA for the GPU.
 
-Nothing here is random, allocates or knows an array.  Integers are uint64 inside Philox, for NumPy's and Numba's rules for
-mixed unsigned arithmetic differ; floats are float32, one rounding an operation, so that every target gives the same bits.
+Nothing here is random, allocates or knows an array.  Integers are uint64 inside Philox, for NumPy's and Numba's rules
+for mixed unsigned arithmetic differ; floats are float32, one rounding an operation, so that every target gives the same
+bits.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def philox4x32(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
 
 
 def fma(a, b, c):  # type: ignore[no-untyped-def]
-    """a b + c of float32, rounded once.  Backends put the processor's instruction in its place: twice as fast, same bits."""
+    """a b + c of float32, rounded once.  Backends put the processor's instruction in its place: faster, same bits."""
     return F32(np.float64(a) * np.float64(b) + np.float64(c))
 
 
@@ -66,7 +67,10 @@ def log2(x):  # type: ignore[no-untyped-def]
 
 
 def exp2(t):  # type: ignore[no-untyped-def]
-    """2^t in float32 for -126 <= t < 127.4, relative error below 2e-7: a polynomial of degree 5 around the nearest integer."""
+    """2^t in float32 for -126 <= t < 127.4, relative error below 2e-7.
+
+    A polynomial of degree 5 around the nearest integer.
+    """
     e = I32(I32(F32(t) + F32(1024.5)) - I32(1024))
     f = F32(t) - F32(e)
     p = F32(0.0013276466634124517)

@@ -60,8 +60,11 @@ def run_op(backend: Backend, image: U8, op: Records) -> U8:
 
 
 def assert_same_op(backend: Backend, op: Records, made: U8, expected: U8) -> None:
-    """Equal; a warp of a backend that weighs its taps in float32 may be one level off where Pillow's float64 value is next
-    to a whole number: in 1e-4 of the values of a photograph, in up to 1e-2 where angles, shears and levels are round."""
+    """Equal, but for a warp of a backend that weighs its taps in float32.
+
+    It may be one level off where Pillow's float64 value is next to a whole number: in 1e-4 of the values of a
+    photograph, in up to 1e-2 where angles, shears and levels are round.
+    """
     if op["code"] != Op.WARP or backend is reference:
         np.testing.assert_array_equal(made, expected)
         return

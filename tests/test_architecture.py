@@ -24,7 +24,7 @@ KERNELS = ({"kernels"}, {"numpy"})
 COMPILED = ({"kernels"}, {"numpy", "numba", "platformdirs"})
 DRAWN = {"types", "rng", "kernels", "ops"}
 READING = {"types", "rng", "kernels", "images"}
-ENGINE = DRAWN | READING | {"methods", "mixing", "fractals", "pools", "datasets", "engine"}
+ENGINE = DRAWN | READING | {"methods", "mixing", "fractals", "pools", "datasets", "words", "engine"}
 ANY = None
 ROOMS: dict[str, tuple[set[str] | None, set[str] | None]] = {
     "kernels": KERNELS,
@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[set[str] | None, set[str] | None]] = {
     "ops": (DRAWN, {"numpy"}),
     "methods": (DRAWN, {"numpy"}),
     "mixing": (DRAWN, {"numpy"}),
+    "words": (DRAWN, {"numpy"}),
     "images": (READING, {"numpy", "PIL", "simplejpeg"}),
     "datasets": (READING, {"numpy", "PIL"}),
     "fractals": (READING, {"numpy", "PIL"}),
@@ -225,7 +226,8 @@ def test_kernels_goes_by_its_full_name_everywhere() -> None:
 def test_sizes() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {name: length for name, length in lengths.items() if length > 350} == {}
-    assert len(FILES) <= 40
+    # Seven methods, nine CPU and reference kernels and eight of the loader's engine, a file each: a new one merges two.
+    assert len(FILES) <= 48
 
 
 def test_public_names_are_documented() -> None:

@@ -200,10 +200,10 @@ def test_scaled_size_is_rounded_up(kind, scale):
 def test_decode_scale_is_the_largest_with_three_times_the_output():
     info = Header(4000, 4000, 1, True)
     for side, expected in ((100, 1), (599, 1), (600, 2), (1199, 2), (1200, 4), (2399, 4), (2400, 8), (4000, 8)):
-        assert decode_scale(info, np.array([0, 0, side, 4000.0]), (100, 100)) == expected
-        assert decode_scale(info, np.array([0, 0, 4000.0, side]), (100, 100)) == expected
-    assert decode_scale(info, np.array([0, 0, 1200.0, 600.0]), (100, 200)) == 2
-    assert decode_scale(info._replace(is_jpeg=False), np.array([0, 0, 4000.0, 4000.0]), (10, 10)) == 1
+        assert decode_scale(info, (0, 0, side, 4000.0), (100, 100)) == expected
+        assert decode_scale(info, (0, 0, 4000.0, side), (100, 100)) == expected
+    assert decode_scale(info, (0, 0, 1200.0, 600.0), (100, 200)) == 2
+    assert decode_scale(info._replace(is_jpeg=False), (0, 0, 4000.0, 4000.0), (10, 10)) == 1
 
 
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:0"])
@@ -216,7 +216,7 @@ def test_scaled_decoding_stays_within_the_stated_tolerance(subsampling):
         for out in (16, 32, 60):
             side = int(rng.integers(6 * out, min(photo.size)) if 6 * out < min(photo.size) else min(photo.size))
             left, top = rng.integers(0, photo.width - side + 1), rng.integers(0, photo.height - side + 1)
-            scale = decode_scale(info, np.array([left, top, side, side], float), (out, out))
+            scale = decode_scale(info, (left, top, side, side), (out, out))
             box = np.array([left, top, left + side, top + side])
             small = Image.fromarray(decode(data, scale=scale))
             made = np.asarray(small.resize((out, out), Image.Resampling.BILINEAR, box=tuple(box / scale)), int)

@@ -16,7 +16,7 @@ from PIL import Image
 import fastmix
 from fastmix import FastmixError
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:num_workers is:UserWarning")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from loading import METHODS, POOL, Sleepy, digest, digests, loader_of, make_arra
 from fastmix import FastmixError
 from fastmix.engine import Buffers
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:num_workers is:UserWarning")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import fastmix
 from fastmix.engine import keyed_batches
 from fastmix.rng import Key, Stream, shuffle
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:num_workers is:UserWarning")
 
 
 @pytest.fixture(scope="module")

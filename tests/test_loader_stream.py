@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 import fastmix
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:num_workers is:UserWarning")
 
 
 @pytest.fixture(scope="module")

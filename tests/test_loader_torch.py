@@ -214,3 +214,11 @@ def test_float_pictures_are_refused() -> None:
     dataset = [(torch.zeros(3, 8, 8), 0)]
     with pytest.raises(FastmixError, match=r"sample 0, stage read: .*float32 .*remove ToTensor"):
         next(iter(DataLoader(dataset, size=8)))
+
+
+def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
+    with pytest.warns(UserWarning, match=r"num_workers is 3, more threads than this process has cores \(2\)") as told:
+        DataLoader(make_arrays(4), 2, size=32, num_workers=3)
+    assert len(told) == 1 and told[0].filename == __file__
+    DataLoader(make_arrays(4), 2, size=32, num_workers=2)

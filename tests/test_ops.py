@@ -84,7 +84,8 @@ def test_recorded_warps_are_nearly_all_exact(backend: Backend) -> None:
     off = total = 0
     for case in cases("pillow_cases"):
         if case["op"].split("_")[0] in ("rotate", "shear", "translate"):
-            image, expected = golden("ops")[f"image_{case['image']}"], golden("ops")[case["output_array"]][case["index"]]
+            image = golden("ops")[f"image_{case['image']}"]
+            expected = golden("ops")[case["output_array"]][case["index"]]
             made = run_op(backend, image, record(PIL_OPS[case["op"]], *case["parameter"].values(), image.shape[:2]))
             off, total = off + int((made != expected).sum()), total + expected.size
     assert off <= 2e-4 * total

@@ -9,8 +9,7 @@ from .crew import Crew, made
 from .explain import Explanation, explain
 from .job import Bad, Job, has_partners, jobs, memory_bound
 from .kept import Buffers, Kept
-from .order import Order, keyed_batches
-from .progress import STREAM_VERSION, Progress, Run
+from .progress import STREAM_VERSION, Order, Progress, Run, keyed_batches
 from .recipe import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -19,7 +18,9 @@ from .recipe import (
     Crop,
     Output,
     Recipe,
+    check_inputs,
     check_method,
+    check_size,
     form_labels,
     level_table,
 )
@@ -42,7 +43,9 @@ __all__ = [
     "Progress",
     "Recipe",
     "Run",
+    "check_inputs",
     "check_method",
+    "check_size",
     "explain",
     "form_labels",
     "has_partners",

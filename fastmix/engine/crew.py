@@ -87,6 +87,8 @@ class Crew:
 
     def close(self) -> None:
         """Let the threads go; those in the middle of a task leave after it."""
+        if self._closed:  # at the interpreter's exit, say, when little is left to call
+            return
         atexit.unregister(self.close)
         with self._condition:
             self._closed = True

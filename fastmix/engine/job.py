@@ -22,8 +22,7 @@ from ..mixing import merge
 from ..rng import Ids, Key, Stream, integers
 from ..types import Batch, FastmixError, Params, Targets
 from .kept import Kept
-from .order import Order
-from .progress import Run, fingerprint
+from .progress import Order, Run, fingerprint
 from .recipe import Recipe
 from .samples import KEPT, Cuts, Space, cut, draw_cuts, failure, read
 
@@ -98,7 +97,10 @@ class Job:
         error = self.errors[row]
         if isinstance(error, FastmixError):
             return error
-        made = FastmixError(f"{type(error).__name__}: {error}", stage=stages[row])
+        if row >= 0 and not self._in_blocks and self.labels[row] is None:  # not even an Exception, such as SystemExit
+            made = failure(error, "read", self.recipe.source, int(self.samples[row]))
+        else:
+            made = FastmixError(f"{type(error).__name__}: {error}", stage=stages[row])
         made.__cause__ = error
         return made
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..pools import default_pool, fit_pool
+from ..pools import fit_pool, open_pool
 from ..types import Pool
 
 
@@ -71,6 +71,5 @@ class Kept:
     def pool(self, given: Pool | str | Path | None, size: tuple[int, int]) -> Pool:
         """A pool, or the file of one, or the default one, fitted to pictures of `size` (H, W)."""
         if self._fitted is None or self._fitted[0] is not given or self._fitted[1] != size:
-            pool = default_pool() if given is None else given if isinstance(given, Pool) else Pool.open(given)
-            self._fitted = given, size, fit_pool(pool, size)
+            self._fitted = given, size, fit_pool(open_pool(given), size)
         return self._fitted[2]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..datasets import Source
+from ..datasets import Source, known_labels
 from ..kernels import U8
-from ..types import FastmixError, Method, Targets, one_hot
+from ..pools import check_pool, open_pool
+from ..types import FastmixError, Method, Targets, check_range, one_hot
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -44,15 +47,12 @@ class Crop:
         """Check the settings."""
         if self.mode not in CROPS:
             raise ValueError(f"crop is {self.mode!r}, expected one of {CROPS}")
-        if len(self.size) != 2 or not all(isinstance(side, int) and side >= 1 for side in self.size):
-            raise ValueError(f"size is {self.size!r}, expected pixels >= 1: an integer or a pair (height, width)")
-        low, high = self.scale
-        if not 0 < low <= high <= 1:
+        check_size(self.size)
+        if not (_are_numbers(self.scale, 2) and 0 < self.scale[0] <= self.scale[1] <= 1):
             raise ValueError(f"scale is {self.scale!r}, expected 0 < low <= high <= 1, shares of the picture's area")
-        low, high = self.ratio
-        if not 0 < low <= high:
+        if not (_are_numbers(self.ratio, 2) and 0 < self.ratio[0] <= self.ratio[1]):
             raise ValueError(f"ratio is {self.ratio!r}, expected 0 < low <= high, width by height")
-        if self.hflip is not None and not 0 <= self.hflip <= 1:
+        if self.hflip is not None and not (_are_numbers([self.hflip], 1) and 0 <= self.hflip <= 1):
             raise ValueError(f"hflip is {self.hflip!r}, expected a probability in [0, 1]")
 
     @property
@@ -93,9 +93,8 @@ class Recipe:
     def pool(self) -> U8:
         """(M, PH, PW, 3) uint8 pictures to mix in; M is 0 if the method has none."""
         pool = getattr(self.method, "pool", None)
-        return (
-            _no_pictures(self.crop.size) if pool is None else np.asarray(pool.images)
-        )  # Numba knows plain arrays best
+        # A plain array, of whatever class the pool's is: Numba knows these best.
+        return _no_pictures(self.crop.size) if pool is None else np.asarray(pool.images)
 
     @property
     def mixed_views(self) -> int:
@@ -106,6 +105,20 @@ class Recipe:
     def chunk(self) -> int:
         """How many pictures a kernel call works on."""
         return max(1, min(_CHUNK, _CACHE // (3 * self.crop.size[0] * self.crop.size[1])))
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    """Whether this is a sequence of so many finite numbers."""
+    known = isinstance(values, Sequence | np.ndarray) and len(values) == count
+    return known and all(isinstance(value, Real) and math.isfinite(value) for value in values)
+
+
+def check_size(size: Any) -> tuple[int, int]:
+    """Pixels as (H, W), given as an integer or a pair.  Raises ValueError for anything else."""
+    sides = (size, size) if isinstance(size, int | np.integer) else size
+    if not (_are_numbers(sides, 2) and all(isinstance(side, int | np.integer) and side >= 1 for side in sides)):
+        raise ValueError(f"size is {sides!r}, expected pixels >= 1: an integer or a pair (height, width)")
+    return int(sides[0]), int(sides[1])
 
 
 def _no_pictures(size: tuple[int, int]) -> U8:
@@ -124,6 +137,25 @@ def check_method(method: Any, views: int) -> None:
         raise ValueError(
             f"views is 3 and mix is {method!r}, expected a method that keeps labels: pass another, or views=1"
         )
+
+
+def check_inputs(source: Source, method: Any, pool: Any, size: tuple[int, int], num_classes: Any) -> None:
+    """Raise for a pool that cannot be mixed into pictures of `size`, and for labels that are known and out of range.
+
+    pool: what takes the place of the method's, or None.
+    """
+    pool = getattr(method, "pool", None) if pool is None else pool
+    if pool is not None:
+        opened = open_pool(pool)
+        if hasattr(method, "pool"):
+            check_pool(opened, size)
+    if num_classes is not None and not (isinstance(num_classes, int | np.integer) and num_classes >= 1):
+        raise ValueError(f"num_classes is {num_classes!r}, expected an integer >= 1, or None")
+    if num_classes is None and source.classes is None:
+        num_classes = getattr(method, "num_classes", None)
+    labels = known_labels(source)
+    if labels is not None and num_classes is not None:
+        check_range(labels, num_classes)
 
 
 def form_labels(targets: Targets, form: str | None, mixed: bool, num_classes: int | None, classes: int | None) -> Any:
@@ -152,7 +184,7 @@ def level_table(output: str, mean: Sequence[float], std: Sequence[float]) -> NDA
     """
     if output not in OUTPUTS:
         raise ValueError(f"output is {output!r}, expected one of {OUTPUTS}")
-    if len(mean) != 3 or len(std) != 3 or not min(std) > 0:
+    if not (_are_numbers(mean, 3) and _are_numbers(std, 3) and min(std) > 0):
         raise ValueError(f"mean is {mean!r} and std is {std!r}, expected three numbers each, one a channel, std > 0")
     levels = np.arange(256, dtype=np.uint8)
     if output == "uint8":

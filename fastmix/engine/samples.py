@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..datasets import Item, Label, Source
-from ..images import CROP_DRAWS, Header, center_box, decode, decode_scale, header, pad4
+from ..images import CROP_DRAWS, Box, Header, center_box, decode, decode_scale, header, pad4, random_resized_crop
 from ..kernels import OP, U8, Op, Records, backend_for
 from ..rng import Ids, Key, Stream
 from ..types import FastmixError
 from .recipe import Crop
 
 KEPT = 1 << 24  # largest decoded picture, bytes, whose memory a thread keeps for the next one
-Box = tuple[float, float, float, float]  # left, top, width, height in pixels of the picture
 
 
 class Space:
@@ -54,16 +52,15 @@ class Place(NamedTuple):
 class Cuts:
     """The crops of a batch, drawn before any picture is known; row i belongs to sample i.
 
-    tries: (N, 10, 2) nested lists, area share and aspect ratio, of random resized crops.  at: (N, 2) draws of their
-    places.  windows: (N,) OP for pictures that have the batch's size already.
+    draws: (N, CROP_DRAWS) nested lists, what `random_resized_crop` wants.  windows: (N,) OP for pictures that have the
+    batch's size already; offsets: (N, 2) top, left of these in 0..8, or None.
     """
 
     crop: Crop
     flips: NDArray[np.bool_]
-    tries: list[list[list[float]]]
-    at: list[list[float]]
-    windows: Records | None
-    offsets: NDArray[np.int64] | None
+    draws: list[list[float]]
+    windows: Records | None = None
+    offsets: NDArray[np.int64] | None = None
 
     def place(self, row: int, height: int, width: int) -> Place:
         """The crop of a picture of this size.  Raises ValueError if the size is wrong for the mode."""
@@ -78,9 +75,9 @@ class Cuts:
             top, left = (0, 0) if self.offsets is None else (int(v) - 4 for v in self.offsets[row])
             return Place((left, top, want[1], want[0]), flip)
         if self.crop.mode == "center":
-            left, top, w, h = center_box(np.array([[height, width]]), self.crop.size)[0].tolist()
-            return Place((left, top, w, h), flip)
-        return Place(_first_fit(self.tries[row], self.at[row], height, width, self.crop.ratio), flip)
+            return Place(center_box(height, width, self.crop.size), flip)
+        crop = self.crop
+        return Place(random_resized_crop(self.draws[row], height, width, crop.scale, crop.ratio), flip)
 
 
 def draw_cuts(crop: Crop, key: Key, ids: Ids) -> Cuts:
@@ -88,16 +85,10 @@ def draw_cuts(crop: Crop, key: Key, ids: Ids) -> Cuts:
     randomly = crop.mode == "random_resized"
     u = key.uniform(ids, Stream.CROP, CROP_DRAWS + 1 if randomly else 3)
     flips = u[:, -1] < crop.flip_chance
-    if randomly:
-        share = crop.scale[0] + (crop.scale[1] - crop.scale[0]) * u[:, 0 : CROP_DRAWS - 2 : 2]
-        low, high = np.log(crop.ratio[0]), np.log(crop.ratio[1])
-        aspect = np.exp(low + (high - low) * u[:, 1 : CROP_DRAWS - 2 : 2])
-        tries, at = np.stack([share, aspect], axis=-1), u[:, CROP_DRAWS - 2 : CROP_DRAWS]
-        return Cuts(crop, flips, tries.tolist(), at.tolist(), None, None)
-    if crop.mode == "center":
-        return Cuts(crop, flips, [], [], None, None)
+    if randomly or crop.mode == "center":
+        return Cuts(crop, flips, u.tolist())
     offsets = pad4(u) if crop.mode == "pad4" else None
-    return Cuts(crop, flips, [], [], _windows(crop, offsets, flips), offsets)
+    return Cuts(crop, flips, [], _windows(crop, offsets, flips), offsets)
 
 
 def _windows(crop: Crop, offsets: NDArray[np.int64] | None, flips: NDArray[np.bool_]) -> Records:
@@ -112,18 +103,6 @@ def _windows(crop: Crop, offsets: NDArray[np.int64] | None, flips: NDArray[np.bo
     windows["p"][:, 2] = np.where(flips, crop.size[1] + left, left)
     windows["p"][:, 4], windows["p"][:, 5] = 1, top
     return windows
-
-
-def _first_fit(tries: list[list[float]], at: list[float], height: int, width: int, ratio: tuple[float, float]) -> Box:
-    """`images.random_resized_crop` for one picture: on arrays of one, NumPy would take ten times as long."""
-    for share, aspect in tries:
-        area = height * width * share
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            return int(at[0] * (width - w + 1)), int(at[1] * (height - h + 1)), w, h
-    w = min(width, max(round(height * ratio[1]), 1))
-    h = min(height, max(round(width / ratio[0]), 1))
-    return (width - w) // 2, (height - h) // 2, w, h
 
 
 def cut(picture: U8, place: Place, scale: int, cuts: Cuts, row: int, out: U8) -> None:
@@ -141,7 +120,7 @@ def _fill(data: bytes | U8, cuts: Cuts, row: int, out: U8, space: Space) -> None
         return cut(data, cuts.place(row, height, width), 1, cuts, row, out)
     info = header(data)
     place = cuts.place(row, info.height, info.width)
-    scale = 1 if cuts.windows is not None else decode_scale(info, np.array(place.box), cuts.crop.size)
+    scale = 1 if cuts.windows is not None else decode_scale(info, place.box, cuts.crop.size)
     return cut(decode(data, scale=scale, buffer=space.decoded(info), info=info), place, scale, cuts, row, out)
 
 
@@ -160,7 +139,10 @@ def read(source: Source, index: int, known: Item | None, cuts: Cuts, row: int, o
         raise failure(error, stage, source, index) from error
 
 
-def failure(error: Exception, stage: str, source: Source, index: int) -> FastmixError:
+def failure(error: BaseException, stage: str, source: Source, index: int) -> FastmixError:
     """The one error for whatever went wrong with a sample."""
     kind = "" if isinstance(error, ValueError | TypeError | OSError) else f"{type(error).__name__}: "
-    return FastmixError(f"{kind}{error}", sample_id=index, path=source.path(index), stage=stage)
+    path = source.path(index)
+    of_file = path is not None and stage in ("read", "decode")
+    fix = "; mend or remove the file, or pass on_error='replace'" if of_file else ""
+    return FastmixError(f"{kind}{error}{fix}", sample_id=index, path=path, stage=stage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..datasets import Source, open_source
+from ..datasets import open_source
 from ..engine import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -28,7 +29,9 @@ from ..engine import (
     Progress,
     Recipe,
     Run,
+    check_inputs,
     check_method,
+    check_size,
     explain,
     form_labels,
     has_partners,
@@ -153,7 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         views: int = 1,
         num_classes: int | None = None,
     ):
-        self._source: Source = dataset if hasattr(dataset, "read_block") else open_source(dataset)
+        self._source = open_source(dataset)
         if isinstance(dataset, str | Path | tuple):
             dataset = self._source  # samplers, and frameworks that make new ones, want its length
         self.mix, self.crop, self.size, self.scale, self.ratio, self.hflip = mix, crop, size, scale, ratio, hflip
@@ -185,6 +188,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         if self.batch_sampler is None:
             raise ValueError("batch_size is None, expected an integer >= 1: fastmix makes whole batches")
+        if prefetch_factor == 0:
+            raise ValueError("prefetch_factor is 0, expected an integer >= 1 or, for 2, None")
         self._progress, self._kept = Progress(), Kept()
         self._told = 0  # the epoch that samplers were told last
         self._bad: list[Bad] = []
@@ -192,8 +197,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _check(self, collate_fn: Any, multiprocessing_context: Any) -> None:
         """Raise for arguments that torch would not complain about."""
         Recipe(self._source, self._crop(), self._output_form())
-        Key(self.seed or 0)
+        Key(0 if self.seed is None else self.seed)
         check_method(self.mix, self.views)
+        check_inputs(self._source, self.mix, self.pool, self._crop().size, self.num_classes)
         for name, choices in (("labels", LABELS), ("on_error", ON_ERROR), ("memory_format", _FORMATS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {choices}")
@@ -202,13 +208,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if collate_fn not in (None, default_collate):
             raise ValueError(f"collate_fn is {collate_fn!r}, expected None: fastmix puts the batches together itself")
         if multiprocessing_context is not None:
-            raise ValueError(
-                f"multiprocessing_context is {multiprocessing_context!r}, expected None: threads do the work"
-            )
+            raise ValueError(f"multiprocessing_context is {multiprocessing_context!r}, expected None: it uses threads")
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn of more threads than cores; torch, which calls this, would speak of processes."""
+        cores = len(os.sched_getaffinity(0))
+        if self.num_workers > cores:
+            told = f"num_workers is {self.num_workers}, more threads than this process has cores ({cores})"
+            warnings.warn(f"{told}: the others only help to wait for slow files", stacklevel=4)
 
     def _crop(self) -> Crop:
-        size = (self.size, self.size) if isinstance(self.size, int) else self.size
-        return Crop(self.crop, size, self.scale, self.ratio, self.hflip)
+        return Crop(self.crop, check_size(self.size), self.scale, self.ratio, self.hflip)
 
     def _output_form(self) -> Output:
         return Output(level_table(self.output, self.mean, self.std), self.memory_format is torch.channels_last)

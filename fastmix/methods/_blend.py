@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +26,14 @@ def check(ok: bool, name: str, value: object, expected: str, fix: str) -> None:
 
 def check_positive(name: str, value: float) -> None:
     """A shape parameter of a Beta or Dirichlet distribution."""
-    check(
-        0 < value < math.inf, name, value, f"0 < {name} < infinity", f"pass {name}=1.0, or enabled=False to mix nothing"
-    )
+    ok = isinstance(value, Real) and 0 < value < math.inf
+    check(ok, name, value, f"0 < {name} < infinity", f"pass {name}=1.0, or enabled=False to mix nothing")
 
 
 def check_severity(name: str, value: float) -> None:
     """A strength on the papers' scale."""
-    check(
-        0.1 < value <= 10, name, value, f"0.1 < {name} <= 10", "the papers use 1, 3 and 8; enabled=False mixes nothing"
-    )
+    ok = isinstance(value, Real) and 0.1 < value <= 10
+    check(ok, name, value, f"0.1 < {name} <= 10", "the papers use 1, 3 and 8; enabled=False mixes nothing")
 
 
 def check_count(name: str, value: int, least: int = 0) -> None:

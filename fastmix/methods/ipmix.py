@@ -52,7 +52,8 @@ class IPMix:
         _blend.check_count("depth", self.depth)
         _blend.check_positive("beta", self.beta)
         _blend.check_severity("severity", self.severity)
-        _blend.check(len(self.patch_sizes) > 0, "patch_sizes", self.patch_sizes, "a side at least", "pass (4, 8)")
+        ok = isinstance(self.patch_sizes, tuple | list) and len(self.patch_sizes) > 0
+        _blend.check(ok, "patch_sizes", self.patch_sizes, "a side at least", "pass (4, 8)")
         for side in self.patch_sizes:
             _blend.check_count("a side in patch_sizes", side, 1)
         _blend.check_choice("patch_source", self.patch_source, ("pool", "either"))
