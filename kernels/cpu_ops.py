@@ -49,8 +49,8 @@ def table(image, tables, out):  # type: ignore[no-untyped-def]
 def _extremes(image, percent, low, high):  # type: ignore[no-untyped-def]
     """Least and greatest value of each channel after `percent` of the pixels were removed at each end, as Pillow does.
 
-    By histogram, although comparing rows would be eight times as fast: after such a loop the next JPEG takes a tenth
-    longer to decode, measured on two processors, which costs more than it saves.
+    By histogram, although comparing rows is eight times as fast by itself: whatever JPEG is decoded after such a loop
+    takes up to a tenth longer (measured), which costs more than the loop saves.
     """
     counts = np.empty((3, 256), np.int32)
     histogram(image, counts)

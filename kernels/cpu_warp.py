@@ -193,6 +193,17 @@ def _shift(image, right, down, top, bottom, out):  # type: ignore[no-untyped-def
 
 
 @jit
+def _mirrored_shift(image, last, down, top, bottom, out):  # type: ignore[no-untyped-def]
+    """Rows [top, bottom) of out(X, Y) = image(last - X, Y + down), black outside."""
+    height, width, _ = image.shape
+    for y in range(top, bottom):
+        for x in range(width):
+            inside = 0 <= y + down < height and 0 <= last - x < width
+            for c in range(3):
+                out[y, x, c] = image[y + down, last - x, c] if inside else np.uint8(0)
+
+
+@jit
 def warp(image, p, soft, top, bottom, scratch, out):  # type: ignore[no-untyped-def]
     """Rows [top, bottom) of out(X, Y) = image(aX + bY + c, dX + eY + f), p = (a, b, c, d, e, f).
 
@@ -202,6 +213,9 @@ def warp(image, p, soft, top, bottom, scratch, out):  # type: ignore[no-untyped-
     height, width, _ = image.shape
     still_x = p[0] == 1.0 and p[1] == 0.0 and p[2] == np.floor(p[2])
     still_y = p[3] == 0.0 and p[4] == 1.0 and p[5] == np.floor(p[5])
+    if p[0] == -1.0 and p[1] == 0.0 and p[2] == np.floor(p[2]) and still_y and abs(p[2]) < 1e9 and abs(p[5]) < 1e9:
+        _mirrored_shift(image, int(p[2]) - 1, int(p[5]), top, bottom, out)
+        return
     if still_x and still_y:
         limit = np.float64(width + height)  # far enough to show nothing, near enough for an integer
         _shift(image, int(min(max(p[2], -limit), limit)), int(min(max(p[5], -limit), limit)), top, bottom, out)
