@@ -174,6 +174,8 @@ def test_the_interpreter_exits_with_an_epoch_under_way() -> None:
 
 def test_ctrl_c() -> None:
     code = _SCRIPT.format(name="pixmix") + (
+        # What a shell starts in the background has Ctrl-C switched off, and hands that on to its children.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.stdout.write('ready'); sys.stdout.flush()\n"
         "try:\n"
         "    while True:\n"
@@ -182,11 +184,14 @@ def test_ctrl_c() -> None:
         "    sys.stdout.write(f' caught {len(list(loader))}')\n"
     )
     process = run_script(code)
-    assert process.stdout is not None and process.stdout.read(5) == "ready"
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=100) == (" caught 250", "")
-    assert process.returncode == 0
+    try:
+        assert process.stdout is not None and process.stdout.read(5) == "ready"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=100) == (" caught 250", "")
+        assert process.returncode == 0
+    finally:
+        process.kill()
 
 
 # Memory.
