@@ -6,6 +6,7 @@ Everything is loaded when it is first used; importing the package loads NumPy al
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        try:
+            return version("fastmix")
+        except PackageNotFoundError as error:
+            raise AttributeError("fastmix is not installed, so it has no __version__") from error
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fastmix' has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -85,7 +85,8 @@ def open_source(dataset: Any) -> Source:
     if not by_index or (torch_data is not None and isinstance(dataset, torch_data.IterableDataset)):
         raise TypeError(f"dataset is a {type(dataset).__name__}, expected {_ACCEPTED}")
     if torch_data is not None and type(dataset) is torch_data.Subset:
-        return _Subset(open_source(dataset.dataset), np.asarray(dataset.indices, np.int64))
+        source = open_source(dataset.dataset)
+        return _Subset(source, _sample_numbers(dataset.indices, len(source)))
     if _is_plain_torchvision(dataset):
         if hasattr(dataset, "samples") and _has_own_loader(dataset):
             labels = np.array([label for _, label in dataset.samples], np.int64)
@@ -237,6 +238,21 @@ class _Subset:
 
     def read_block(self, indices: NDArray[np.int64]) -> tuple[U8, NDArray[Any]] | None:
         return self.source.read_block(self.indices[indices])
+
+
+def _sample_numbers(indices: Any, length: int) -> NDArray[np.int64]:
+    """The indices of a Subset, counted from the front."""
+    numbers = np.asarray(indices)
+    if numbers.size and (numbers.dtype.kind not in "iu" or numbers.ndim != 1):
+        raise TypeError(
+            f"the indices of a Subset are {numbers.dtype} {numbers.shape}, expected a list of sample numbers: "
+            "make them from a mask with np.flatnonzero(mask)"
+        )
+    if numbers.size and not -length <= numbers.min() <= numbers.max() < length:
+        raise IndexError(
+            f"the indices of a Subset run from {numbers.min()} to {numbers.max()}, expected 0..{length - 1}"
+        )
+    return np.where(numbers < 0, numbers + length, numbers).astype(np.int64)
 
 
 def known_labels(source: Source) -> NDArray[Any] | None:

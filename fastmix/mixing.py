@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,8 +14,15 @@ from .types import Batch, Key, Method, Params, Pool, Targets
 def mix(method: Method, batch: Batch, key: Key) -> Batch:
     """Mix `batch` as `method` draws it under `key`; the batch itself is not changed.
 
-    Raises ValueError if the labels of `batch` are mixed already and would have to be mixed again.
+    Raises TypeError for anything but a Batch and a Key, and ValueError if the labels of `batch` are mixed already and
+    would have to be mixed again.
     """
+    if not isinstance(batch, Batch) or not isinstance(key, Key):
+        raise TypeError(
+            f"batch is a {type(batch).__name__} and key a {type(key).__name__}, expected Batch.of(images, labels) and "
+            "Key(seed, epoch)"
+        )
+    batch = replace(batch, images=np.ascontiguousarray(batch.images))
     params = method.draw(key, batch)
     return apply(batch, params, getattr(method, "pool", None), np.empty_like(batch.images))
 

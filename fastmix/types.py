@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +23,10 @@ class FastmixError(RuntimeError):
         self.sample_id, self.path, self.stage = sample_id, path, stage
         where = f"sample {sample_id}" if sample_id is not None else "sample"
         super().__init__(f"{where}{f' ({path})' if path else ''}, stage {stage}: {message}")
+        self._message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), sample_id=self.sample_id, path=self.path, stage=self.stage), (self._message,)
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,8 @@ class Pool:
                 f"a pool holds {a.dtype} {a.shape}, expected uint8 (M, H, W, 3): "
                 "pack pictures with `fastmix pool pack DIR OUT.npy`"
             )
+        if not a.flags.c_contiguous:
+            object.__setattr__(self, "images", np.ascontiguousarray(a))
 
     @classmethod
     def open(cls, path: str | Path) -> Pool:

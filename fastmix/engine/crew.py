@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections import deque
@@ -47,9 +48,13 @@ class Crew:
             threading.Thread(target=self._work, args=(number, init), name=f"fastmix-{number}", daemon=True)
             for number in range(threads)
         ]
+        self._process = os.getpid()
+
+    def start(self) -> None:
+        """Begin; not done by the constructor, so that an interrupt in here still finds a crew that can be closed."""
+        atexit.register(self.close)
         for thread in self._threads:
             thread.start()
-        atexit.register(self.close)
 
     def __len__(self) -> int:
         """How many jobs are in flight."""
@@ -68,6 +73,10 @@ class Crew:
         Raises the job's error, and RuntimeError after `timeout` seconds (0: never), with threads only.
         """
         entry = self._queue[0]
+        if self._threads and os.getpid() != self._process:
+            raise RuntimeError(
+                "this epoch was begun before a fork, its threads are in the other process: start a new one"
+            )
         while not self._threads and entry.phases is not None:
             self._run(entry, entry.tasks.popleft(), self._space)
         with self._condition:
@@ -95,7 +104,7 @@ class Crew:
             self._condition.notify_all()
         deadline = time.monotonic() + _PATIENCE
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._queue.clear()
 
@@ -162,6 +171,7 @@ def made(
     """
     crew = Crew(threads, init)
     try:
+        crew.start()
         while True:
             _refill(crew, jobs, ahead)
             if not len(crew):

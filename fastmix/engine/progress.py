@@ -6,6 +6,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import index
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def numbered_batches(batches: Iterable[Iterable[int]], length: int, start: int =
     """
     times = array("L", bytes(array("L").itemsize * length))
     for number, batch in enumerate(batches):
-        samples = np.array([int(sample) for sample in batch], np.int64)
+        samples = np.array([index(sample) for sample in batch], np.int64)
         if samples.size and not 0 <= samples.min() <= samples.max() < length:
             low, high = samples.min(), samples.max()
             raise IndexError(f"batch {number} of the sampler has samples {low} to {high}, expected 0..{length - 1}")

@@ -170,7 +170,7 @@ def form_labels(targets: Targets, form: str | None, mixed: bool, num_classes: in
         if num_classes is not None:
             one_hot(targets.a, num_classes)
         if form == "pair":
-            return targets.a, targets.b, targets.w
+            return targets.a, targets.b.copy() if targets.b is targets.a else targets.b, targets.w
         return targets.soft(classes if num_classes is None else num_classes) if mixed or form == "soft" else targets.a
     except ValueError as error:
         raise FastmixError(str(error), stage="label") from error
@@ -180,12 +180,14 @@ def level_table(output: str, mean: Sequence[float], std: Sequence[float]) -> NDA
     """(3, 256) values of the levels 0..255: (v / 255 - mean) / std in float32, op by op as in torchvision.
 
     output: "float32"; "float16" or "bfloat16", as bits in uint16, rounded to nearest even; or "uint8", the levels
-    themselves.  Raises ValueError for another output, or mean and std that are not three numbers, std > 0.
+    themselves.  Raises ValueError for another output, or mean and std that are not three numbers, in [0, 1] and > 0.
     """
     if output not in OUTPUTS:
         raise ValueError(f"output is {output!r}, expected one of {OUTPUTS}")
     if not (_are_numbers(mean, 3) and _are_numbers(std, 3) and min(std) > 0):
         raise ValueError(f"mean is {mean!r} and std is {std!r}, expected three numbers each, one a channel, std > 0")
+    if not 0 <= min(mean) <= max(mean) <= 1:
+        raise ValueError(f"mean is {mean!r}, expected numbers in [0, 1]: divide it, and std, by 255")
     levels = np.arange(256, dtype=np.uint8)
     if output == "uint8":
         return np.ascontiguousarray(np.broadcast_to(levels, (3, 256)))

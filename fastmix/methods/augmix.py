@@ -62,7 +62,8 @@ class AugMix:
         ids = batch.targets.ids
         height, width = batch.images.shape[1:3]
         longest = 3 if self.depth == -1 else self.depth
-        u = key.uniform(ids, Stream.METHOD, self.width * (1 + 3 * longest)).reshape(len(ids), self.width, -1)
+        u = key.uniform(ids, Stream.METHOD, self.width * (1 + 3 * longest))
+        u = u.reshape(len(ids), self.width, 1 + 3 * longest)
         length = integers(u[..., 0], 1, 4) if self.depth == -1 else np.full(u.shape[:2], longest)
         used = np.arange(longest) < length[..., None]
         shares = key.dirichlet(ids, Stream.WEIGHTS, self.alpha, self.width)

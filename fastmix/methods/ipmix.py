@@ -77,7 +77,7 @@ class IPMix:
         n, height, width = batch.images.shape[:3]
         size = height, width
         u = key.uniform(batch.targets.ids, Stream.METHOD, 1 + self.width * (3 + 14 * self.depth))
-        chain = u[:, 1:].reshape(n, self.width, -1)
+        chain = u[:, 1:].reshape(n, self.width, 3 + 14 * self.depth)
         links = chain[..., 3:].reshape(n, self.width, self.depth, 14)
         image_level = chain[..., 1] < 0.5
         length = integers(chain[..., 2], 0, self.depth + 1)
@@ -113,5 +113,5 @@ class IPMix:
         program.steps["mode"][:, 0], program.steps["a"][:, 0] = Mode.SUM, 1 - share.sum(axis=1)
         program.steps["mode"][:, -1] = Mode.TOTAL
         program.steps["stream"] = key.stream(Stream.PIXELS) + np.arange(total)
-        _blend.pack(program.steps, np.pad(active.reshape(n, -1), ((0, 0), (1, 1)), constant_values=True))
+        _blend.pack(program.steps, np.pad(active.reshape(n, total - 2), ((0, 0), (1, 1)), constant_values=True))
         return _blend.preserving(program)
