@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,10 @@ from PIL import Image
 import fastmix
 from fastmix import FastmixError
 
-pytestmark = pytest.mark.filterwarnings("ignore:num_workers is:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:num_workers is:UserWarning"),
+    pytest.mark.usefixtures("no_thread_is_left"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +43,6 @@ def broken(photos: Path, tmp_path: Path) -> Path:
 def _png_header(width: int, height: int) -> bytes:
     sizes = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     return b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + sizes + b"\x08\x02\x00\x00\x00" + bytes(4)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    deadline = time.monotonic() + 1
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads() == []
 
 
 # Errors.

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,15 @@ from loading import METHODS, POOL, Sleepy, digest, digests, loader_of, make_arra
 from fastmix import FastmixError
 from fastmix.engine import Buffers
 
-pytestmark = pytest.mark.filterwarnings("ignore:num_workers is:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:num_workers is:UserWarning"),
+    pytest.mark.usefixtures("no_thread_is_left"),
+]
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_photos(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    deadline = time.monotonic() + 1
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads() == []
 
 
 # Threads.
