@@ -1,10 +1,21 @@
-"""What the training loop needs besides the loader: losses.  Needs torch."""
+"""What the training loop needs besides the loader: losses, and open-set recognition.  Needs torch."""
 
 try:
+    from . import openset, protocols
+    from .contrastive import contrastive_objective, nt_xent, nt_xent_mixed, supcon
     from .losses import jensen_shannon, pair_cross_entropy
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError('fastmix.learn needs torch: pip install "fastmix[torch]"', name="torch") from error
 
-__all__ = ["jensen_shannon", "pair_cross_entropy"]
+__all__ = [
+    "contrastive_objective",
+    "jensen_shannon",
+    "nt_xent",
+    "nt_xent_mixed",
+    "openset",
+    "pair_cross_entropy",
+    "protocols",
+    "supcon",
+]
