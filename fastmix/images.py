@@ -4,7 +4,8 @@ One rule for every file and through every decoder.  EXIF orientation is applied.
 become RGB as Pillow converts them.  A palette is looked up and alpha is dropped (the colour under it stays), as
 torchvision's `convert("RGB")` does.  16-bit values keep their high byte.  Float pictures are refused, and so is any
 file with missing or damaged pixels: grey and colour JPEG by libjpeg-turbo in strict mode, the others by Pillow's own
-checks.  Animations give their first frame.  Colour profiles are ignored.
+checks.  Animations give their first frame.  Colour profiles are ignored.  Of a sound baseline JPEG only the part that a
+crop needs is decoded, to the pixels that libjpeg-turbo gives.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from .kernels import F64, U8
+from .jpeg import exif_orientation, jpeg_header
+from .kernels import F64, U8, Scan, decode_jpeg
 
 __all__ = [
     "CROP_DRAWS",
@@ -34,9 +36,11 @@ __all__ = [
     "header",
     "pad4",
     "random_resized_crop",
+    "reach",
 ]
 
 Box = tuple[float, float, float, float]  # left, top, width, height in pixels of the picture
+Region = tuple[int, int, int, int]  # left, top, right, bottom, ends excluded
 
 MAX_PIXELS = 89_478_485  # what Pillow starts to warn about: 1/4 GiB of RGB
 CROP_DRAWS = 22  # uniform draws of a random resized crop
@@ -47,9 +51,6 @@ _FLOAT = "fastmix mixes uint8 before normalising, so remove ToTensor(), Normaliz
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
-_LONE_MARKERS = frozenset(range(0xD0, 0xD8)) | {0x01}
 _DAMAGE = ("Corrupt JPEG data", "Premature end")
 
 
@@ -58,12 +59,14 @@ class Header(NamedTuple):
 
     orientation: EXIF 1..8, still to be applied to the pixels.
     is_jpeg: an 8-bit grey or three-colour Huffman JPEG, which simplejpeg decodes.
+    scan: for `kernels.decode_jpeg`, if it is of the common kind whose parts can be decoded by themselves.
     """
 
     height: int
     width: int
     orientation: int
     is_jpeg: bool
+    scan: Scan | None = None
 
 
 def header(data: bytes, max_pixels: int = MAX_PIXELS) -> Header:
@@ -75,14 +78,16 @@ def header(data: bytes, max_pixels: int = MAX_PIXELS) -> Header:
     if not data:
         raise ValueError("the file is empty (0 bytes)")
     if data.startswith(_JPEG):
-        return _jpeg_header(data, max_pixels)
+        jpeg = jpeg_header(data)
+        _check_size(jpeg.height, jpeg.width, max_pixels)
+        return _turned(jpeg.height, jpeg.width, jpeg.orientation, jpeg.huffman, jpeg.scan)
     if data.startswith(_PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
         width, height = struct.unpack_from(">II", data, 16)
         _check_size(height, width, max_pixels)  # before Pillow sees it, which would warn about some of these
     image = _open(data)
     _check_size(image.height, image.width, max_pixels)
     # Pillow turns TIFF by itself and keeps its orientation out of `info`.
-    return _turned(image.height, image.width, _exif_orientation(image.info.get("exif", b"")), False)
+    return _turned(image.height, image.width, exif_orientation(image.info.get("exif", b"")), False)
 
 
 def decode(
@@ -90,6 +95,7 @@ def decode(
     *,
     scale: int = 1,
     buffer: NDArray[np.uint8] | None = None,
+    region: Region | None = None,
     info: Header | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> U8:
@@ -97,10 +103,12 @@ def decode(
 
     scale: 1, 2, 4 or 8; a JPEG is then made at that size from its low frequencies, any other file is box-averaged.
     buffer: flat uint8 memory to reuse; if it is large enough for a JPEG that needs no turning, the result views it.
+    region: what will be looked at, in pixels of the result; outside it they may be undefined.
     info: the `header` of these bytes, if known.
 
-    simplejpeg decodes JPEG; Pillow decodes the rest, including CMYK and whatever simplejpeg does not support.  The two
-    give equal pixels with libjpeg-turbo 3.1 and 3.2; other versions may differ by 2 levels.
+    `kernels.decode_jpeg` decodes common baseline JPEG; simplejpeg the other JPEG, and whatever looks damaged to the
+    first; Pillow the rest, including CMYK and what simplejpeg does not support.  Pixels are equal if the last two use
+    libjpeg-turbo 3.1 or 3.2; other versions may differ by 2 levels.
 
     Raises ValueError if the file is empty, truncated, damaged, no picture, of float values or beyond `max_pixels`.  A
     file that only lost its trailer, after the last pixel, may be accepted: no pixel is missing.
@@ -108,7 +116,11 @@ def decode(
     if scale not in (1, 2, 4, 8):
         raise ValueError(f"scale is {scale}, expected 1, 2, 4 or 8")
     info = info or header(data, max_pixels)
-    picture = _decode_jpeg(data, info, scale, buffer) if info.is_jpeg else None
+    picture = None
+    if info.scan is not None and scale == 1:
+        picture = _decode_part(data, info, info.scan, buffer, region)
+    if picture is None and info.is_jpeg:
+        picture = _decode_jpeg(data, info, scale, buffer)
     if picture is None:
         picture = _decode_any(data, scale)
     return _turn(picture, info.orientation)
@@ -155,6 +167,16 @@ def decode_scale(info: Header, box: Box, size: tuple[int, int]) -> int:
         return 1
     room = min(box[2] / size[1], box[3] / size[0]) / _MARGIN
     return 8 if room >= 8 else 4 if room >= 4 else 2 if room >= 2 else 1
+
+
+def reach(box: Box, size: tuple[int, int], height: int, width: int) -> Region:
+    """The pixels that resizing a box of a (height, width) picture to `size` (H, W) looks at: the filter is wider."""
+    spans = []
+    for start, length, outputs, end in ((box[0], box[2], size[1], width), (box[1], box[3], size[0], height)):
+        beyond = max(length / outputs, 1) - length / outputs / 2 + 1  # of the first and last output pixel
+        spans.append((max(math.floor(start - beyond), 0), min(math.ceil(start + length + beyond), end)))
+    (left, right), (top, bottom) = spans
+    return left, top, right, bottom
 
 
 def random_resized_crop(
@@ -216,52 +238,23 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
         raise ValueError(f"the header declares {size}: shrink the picture or raise the limit")
 
 
-def _turned(height: int, width: int, orientation: int, is_jpeg: bool) -> Header:
+def _turned(height: int, width: int, orientation: int, is_jpeg: bool, scan: Scan | None = None) -> Header:
     if orientation >= 5:
         height, width = width, height
-    return Header(height, width, orientation, is_jpeg)
+    return Header(height, width, orientation, is_jpeg, scan)
 
 
-def _jpeg_header(data: bytes, max_pixels: int) -> Header:
-    """Walk the marker segments (ITU-T T.81, B.1.1) up to the frame header."""
-    at, orientation = 2, 0
-    try:
-        while True:
-            at = data.index(b"\xff", at)
-            while data[at] == 0xFF:
-                at += 1
-            marker = data[at]
-            if marker in _LONE_MARKERS or not marker:
-                continue
-            if marker in _START_OF_FRAME:
-                depth, height, width, colours = struct.unpack_from(">BHHB", data, at + 3)
-                break
-            length = int.from_bytes(data[at + 1 : at + 3], "big")
-            if marker == 0xE1 and not orientation and data.startswith(b"Exif\0\0", at + 3):
-                orientation = _exif_orientation(data[at + 3 : at + 1 + length])
-            at += 1 + length
-    except (ValueError, IndexError, struct.error):
-        raise ValueError("truncated or damaged JPEG: it has no frame header") from None
-    _check_size(height, width, max_pixels)
-    return _turned(height, width, orientation or 1, marker in _HUFFMAN_FRAMES and depth == 8 and colours in (1, 3))
-
-
-def _exif_orientation(exif: bytes) -> int:
-    """Tag 0x0112 of the first directory (EXIF 2.32, 4.6.4); 1 where it is absent or malformed."""
-    tiff = exif.removeprefix(b"Exif\0\0")
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if order is None:
-        return 1
-    try:
-        (start,) = struct.unpack_from(order + "I", tiff, 4)
-        (count,) = struct.unpack_from(order + "H", tiff, start)
-        for entry in range(start + 2, start + 2 + 12 * count, 12):
-            tag, kind, _, value = struct.unpack_from(order + "HHIH", tiff, entry)
-            if tag == 0x0112:
-                return int(value) if kind == 3 and 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
+def _decode_part(
+    data: bytes, info: Header, scan: Scan, buffer: NDArray[np.uint8] | None, region: Region | None
+) -> U8 | None:
+    height, width, *_ = scan.shape
+    count = height * width * 3
+    if buffer is None or buffer.size < count:
+        buffer = np.empty(count, np.uint8)
+    picture = buffer[:count].reshape(height, width, 3)
+    if region is None or info.orientation > 1:
+        region = (0, 0, width, height)
+    return picture if decode_jpeg(data, scan, region, picture) else None
 
 
 def _decode_jpeg(data: bytes, info: Header, scale: int, buffer: NDArray[np.uint8] | None) -> U8 | None:

@@ -245,6 +245,36 @@ class Backend(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Scan:
+    """Where the pixels of a baseline JPEG begin and how they are coded (ITU-T T.81); one scan, 8 bits, 1 or 3 colours.
+
+    start: place of the first entropy-coded byte.
+    shape: height, width, luma samples a colour sample across and down (1 or 2), colours.
+    parts: (blocks of an MCU, 4) int64: the colour; its DC and its AC table, 0..3 for DC 0, AC 0, DC 1, AC 1; its
+    quantisation table, 0..3.
+    steps, tables: contents of the DQT and of the DHT segments, one after the other.
+    """
+
+    start: int
+    shape: tuple[int, int, int, int, int]
+    parts: NDArray[np.int64]
+    steps: bytes
+    tables: bytes
+
+
+def decode_jpeg(data: bytes, scan: Scan, region: tuple[int, int, int, int], out: U8) -> bool:
+    """Decode the pixels left..right, top..bottom of a JPEG into the same place of out (H, W, 3) uint8, RGB.
+
+    They equal those of libjpeg-turbo's default decoder, which is the definition: this kernel has no reference of its
+    own, and works on CPUs alone.  The whole file is checked.  False: it is damaged, or of a kind that only looked
+    plain; out is then undefined and a full decoder should be asked.
+    """
+    from . import cpu_jpeg
+
+    return cpu_jpeg.decode(data, scan, region, out)
+
+
 def backend_for(array: object) -> Backend:
     """The backend that works where `array` lives.  NumPy arrays: the Numba one, loaded (and compiled) on first use."""
     if not isinstance(array, np.ndarray):

@@ -61,7 +61,7 @@ def bomb(width, height):
 def test_jpeg_is_pillows(size, subsampling, progressive):
     image = PHOTO.crop((200, 100, 200 + size[1], 100 + size[0]))
     data = encode(image, quality=85, subsampling=subsampling, progressive=progressive)
-    assert header(data) == (*size, 1, True)
+    assert header(data)[:4] == (*size, 1, True)
     # equal with libjpeg-turbo 3.1 (simplejpeg) against 3.2 (Pillow); other pairs of versions are held to 2 levels
     np.testing.assert_allclose(decode(data).astype(int), by_pillow(data), atol=2)
 
@@ -69,14 +69,14 @@ def test_jpeg_is_pillows(size, subsampling, progressive):
 def test_grey_jpeg_is_replicated():
     data = encode(PHOTO.convert("L"))
     made = decode(data)
-    assert header(data) == (427, 640, 1, True)
+    assert header(data)[:4] == (427, 640, 1, True)
     np.testing.assert_array_equal(made[..., 0], made[..., 2])
     np.testing.assert_allclose(made.astype(int), by_pillow(data), atol=2)
 
 
 def test_cmyk_jpeg_is_pillows_conversion_of_either_polarity():
     data = encode(PHOTO.convert("CMYK"), quality=95)  # Pillow writes Adobe's inverted polarity
-    assert header(data) == (427, 640, 1, False)
+    assert header(data)[:4] == (427, 640, 1, False)
     np.testing.assert_array_equal(decode(data), by_pillow(data))
     assert np.abs(decode(data).astype(int) - np.asarray(PHOTO)).mean() < 6
     at = data.index(b"\xff\xee")  # without the Adobe segment the values count as they are
@@ -87,7 +87,7 @@ def test_cmyk_jpeg_is_pillows_conversion_of_either_polarity():
 @pytest.mark.parametrize("kind", FORMATS)
 def test_other_formats_are_pillows(kind):
     data = encode(NOISE, kind)
-    assert header(data) == (37, 53, 1, False)
+    assert header(data)[:4] == (37, 53, 1, False)
     np.testing.assert_array_equal(decode(data), by_pillow(data))
     assert decode(data).flags.writeable and decode(data).flags.c_contiguous
 
@@ -113,14 +113,14 @@ def test_orientation_of_a_cmyk_jpeg_and_of_a_scaled_one():
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
 def test_meaningless_orientation_is_ignored(orientation):
-    assert header(encode(NOISE, exif=oriented(orientation))) == (37, 53, 1, True)
+    assert header(encode(NOISE, exif=oriented(orientation)))[:4] == (37, 53, 1, True)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_exif_of_either_byte_order(order):
     mark = b"II*\0" if order == "<" else b"MM\0*"
     tiff = mark + struct.pack(order + "IHHHIHH", 8, 1, 0x0112, 3, 1, 6, 0)
-    assert header(encode(NOISE, exif=b"Exif\0\0" + tiff)) == (53, 37, 6, True)
+    assert header(encode(NOISE, exif=b"Exif\0\0" + tiff))[:4] == (53, 37, 6, True)
     for cut in range(len(tiff) - 4):  # a damaged EXIF block says nothing
         assert header(encode(NOISE, exif=b"Exif\0\0" + tiff[:cut])).orientation == 1
     endless = mark + struct.pack(order + "IH", 8, 65535)

@@ -9,7 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..datasets import Item, Label, Source
-from ..images import CROP_DRAWS, Box, Header, center_box, decode, decode_scale, header, pad4, random_resized_crop
+from ..images import (
+    CROP_DRAWS,
+    Box,
+    Header,
+    center_box,
+    decode,
+    decode_scale,
+    header,
+    pad4,
+    random_resized_crop,
+    reach,
+)
 from ..kernels import OP, U8, Op, Records, backend_for
 from ..rng import Ids, Key, Stream
 from ..types import FastmixError
@@ -120,8 +131,12 @@ def _fill(data: bytes | U8, cuts: Cuts, row: int, out: U8, space: Space) -> None
         return cut(data, cuts.place(row, height, width), 1, cuts, row, out)
     info = header(data)
     place = cuts.place(row, info.height, info.width)
-    scale = 1 if cuts.windows is not None else decode_scale(info, place.box, cuts.crop.size)
-    return cut(decode(data, scale=scale, buffer=space.decoded(info), info=info), place, scale, cuts, row, out)
+    size, scale, region = cuts.crop.size, 1, None
+    if cuts.windows is None:
+        scale = decode_scale(info, place.box, size)
+        region = reach(place.box, size, info.height, info.width) if scale == 1 else None
+    picture = decode(data, scale=scale, buffer=space.decoded(info), region=region, info=info)
+    return cut(picture, place, scale, cuts, row, out)
 
 
 def read(source: Source, index: int, known: Item | None, cuts: Cuts, row: int, out: U8, space: Space) -> Label:
