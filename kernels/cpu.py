@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from . import F32, F64, U8, Program, Records
 from . import cpu_fold as _fold
+from . import cpu_levels as _levels
 from . import cpu_ops as _ops
 from . import cpu_resize as _resize
 from .cpu_fractal import attractor as _attractor
@@ -24,16 +25,16 @@ _LINE = 6144  # values in a line of the fold: the longer, the fewer calls; a ste
 _local = threading.local()
 
 
-def _bytes(count: int) -> U8:
+def work_space(count: int) -> U8:
     """At least `count` bytes that belong to this thread until its next call."""
     space: U8 | None = getattr(_local, "space", None)
     if space is None or space.size < count:
-        space = _local.space = np.empty(count, np.uint8)
+        space = _local.space = np.empty(1 << (count - 1).bit_length(), np.uint8)  # a little more is needed next time
     return space
 
 
 def _pad_bytes(height: int, width: int) -> int:
-    return (height + 2) * (3 * width + 6)
+    return (height + 2) * (3 * width + 6) + 64  # a run may look a little further than it sees
 
 
 def crop_resize(sources: Sequence[U8], boxes: F64, flips: NDArray[np.bool_], out: U8, lo: int, hi: int) -> None:
@@ -45,12 +46,12 @@ def crop_resize(sources: Sequence[U8], boxes: F64, flips: NDArray[np.bool_], out
 
 def op(images: U8, ops: Records, out: U8, lo: int, hi: int) -> None:
     """See `Backend.op`."""
-    _ops.apply_ops(images, ops, _bytes(_pad_bytes(*images.shape[1:3])), out, lo, hi)
+    _ops.apply_ops(images, ops, work_space(_pad_bytes(*images.shape[1:3])), out, lo, hi)
 
 
 def warp(images: U8, matrices: F64, out: U8, lo: int, hi: int) -> None:
     """See `Backend.warp`."""
-    scratch = _bytes(_pad_bytes(*images.shape[1:3]))
+    scratch = work_space(_pad_bytes(*images.shape[1:3]))
     for i in range(lo, hi):
         _warp(images[i], matrices[i], False, 0, images.shape[1], scratch, out[i])
 
@@ -64,13 +65,13 @@ def filter3x3(images: U8, weights: F32, out: U8, lo: int, hi: int) -> None:
 def histogram(images: U8, out: NDArray[np.int32], lo: int, hi: int) -> None:
     """See `Backend.histogram`."""
     for i in range(lo, hi):
-        _ops.histogram(images[i], out[i])
+        _levels.histogram(images[i], out[i])
 
 
 def table(images: U8, tables: U8, out: U8, lo: int, hi: int) -> None:
     """See `Backend.table`."""
     for i in range(lo, hi):
-        _ops.table(images[i], tables[i], out[i])
+        _levels.table(images[i], tables[i], out[i])
 
 
 def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
@@ -82,7 +83,7 @@ def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> No
     draws = 4 * line * 4
     pictures = draws + (line + 8) * 4
     pad = pictures + slots * height * width * 3
-    space = _bytes(pad + _pad_bytes(height, width))
+    space = work_space(pad + _pad_bytes(height, width))
     p = program
     _fold.mix(
         images, pool, p.layers, p.ops, p.steps, p.finish, p.ids, p.words, p.masks,

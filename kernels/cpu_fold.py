@@ -8,186 +8,85 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import Clip, Mode, Source, Where, pixel
+from . import Clip, Mode, Source, Where
+from .cpu_blend import draw_bits, load, round_, sum_, take_step
 from .cpu_ops import apply_op
 from .cpu_warp import copy
-from .jit import compile_module, jit
+from .jit import jit
 
-_scalar = compile_module(pixel)
-_exp2, _log2, _philox = _scalar.exp2, _scalar.log2, _scalar.philox4x32
-
-# log2 of a layer's value as GEOMETRIC sees it, y / 127.5 and at least 1e-37.
-_LOG_LEVELS = np.log2(np.maximum(np.arange(256) / 127.5, 1e-37)).astype(np.float32)
-_LOG_MIDDLE = np.float32(np.log2(127.5))
-_LOG_WHITE = np.float32(np.log2(255))
-_SMALLEST = np.float32(2.0**-126)
+# What becomes of a layer: rows [top, bottom) are read; its picture is that of layer `same`, which is itself unless an
+# earlier one is equal; it is put into a slot, or read where it lies (-1); window: row by row, when the fold is there.
+_PLAN = np.dtype(
+    [("slot", np.int64), ("same", np.int64), ("top", np.int64), ("bottom", np.int64), ("window", np.bool_)], align=True
+)
+_NEXT = 3  # lines that take turns: the levels so far, the next ones, and what a step needs on the way; then the sums
 
 
 @jit
-def _load(y, x):  # type: ignore[no-untyped-def]
-    for i in range(x.shape[0]):
-        x[i] = np.float32(y[i])
-
-
-@jit
-def _unit(v):  # type: ignore[no-untyped-def]
-    v = v if v > np.float32(0) else np.float32(0)
-    return v if v < np.float32(255) else np.float32(255)
-
-
-@jit
-def _linear(x, y, a, b, c, unit):  # type: ignore[no-untyped-def]
-    """x = (a x + b y) + c, clipped right away if `unit`."""
-    if unit:
-        for i in range(x.shape[0]):
-            x[i] = _unit((a * x[i] + b * np.float32(y[i])) + c)
-    else:
-        for i in range(x.shape[0]):
-            x[i] = (a * x[i] + b * np.float32(y[i])) + c
-
-
-@jit
-def _sum(x, a, total):  # type: ignore[no-untyped-def]
-    for i in range(x.shape[0]):
-        total[i] += a * x[i]
-
-
-@jit
-def _multiply(x, y, a, b, power, unit):  # type: ignore[no-untyped-def]
-    """x = 127.5 (x / 127.5)^a (y / 127.5)^b as one power of two, clipped right away if `unit`; black stays black.
-
-    Three short loops, for one long one keeps too many values alive to stay in registers.
-    """
-    offset = (np.float32(1) - a) * _LOG_MIDDLE
-    black = np.float32(0) if a != 0 else np.float32(-1)
-    most = _LOG_WHITE if unit else np.float32(127)
-    n = x.shape[0]
-    for i in range(n):
-        v = x[i] if x[i] > _SMALLEST else _SMALLEST
-        power[i] = a * _log2(v) + offset
-    for i in range(n):
-        power[i] += b * _LOG_LEVELS[y[i]]
-    for i in range(n):
-        t = power[i] if power[i] > np.float32(-126) else np.float32(-126)
-        v = _exp2(t if t < most else most)
-        x[i] = v if x[i] > black else np.float32(0)
-
-
-@jit
-def _clip(x, rule):  # type: ignore[no-untyped-def]
-    if rule == Clip.UNIT:
-        for i in range(x.shape[0]):
-            x[i] = _unit(x[i])
-    elif rule == Clip.CUT:
-        for i in range(x.shape[0]):
-            x[i] = np.float32(np.int32(_unit(x[i])))
-    elif rule == Clip.WRAP:
-        for i in range(x.shape[0]):
-            inside = abs(x[i]) < np.float32(2147483648.0)
-            x[i] = np.float32(np.int32(x[i] if inside else np.float32(0)) & np.int32(255))
-
-
-@jit
-def _draws(identity, words, stream, first, count, out):  # type: ignore[no-untyped-def]
-    """Numbers first .. first + count of the stream's 32-bit draws go to out[first % 4 :]; returns where they start."""
-    begin, end = np.uint64(first), np.uint64(first + count)
-    block = begin >> np.uint64(2)
-    low, high = np.uint64(identity & 0xFFFFFFFF), np.uint64(stream) | np.uint64(identity >> 32) << np.uint64(16)
-    k0, k1, epoch = np.uint64(words[0]), np.uint64(words[1]), np.uint64(words[2])
-    for j in range(((end + np.uint64(3)) >> np.uint64(2)) - block):
-        w0, w1, w2, w3 = _philox(block + j, low, epoch, high, k0, k1)
-        at = np.uint64(4) * j
-        out[at] = w0
-        out[at + np.uint64(1)] = w1
-        out[at + np.uint64(2)] = w2
-        out[at + np.uint64(3)] = w3
-    return int(begin - (block << np.uint64(2)))
-
-
-@jit
-def _keep(x, old, draws, rate, channels):  # type: ignore[no-untyped-def]
-    """Put the old value back where its draw is below the rate; `channels` values share a draw."""
-    threshold = np.uint64(np.float64(rate) * 4294967296.0)
-    every = threshold > np.uint64(0xFFFFFFFF)
-    limit = np.uint32(threshold & np.uint64(0xFFFFFFFF))
-    # Both values are loaded, and for pixels weighed by 1 and 0: a branch on random bits is mispredicted half the time.
-    if channels == 1:
-        for i in range(x.shape[0]):
-            before, after = old[i], x[i]
-            x[i] = before if every or draws[i] < limit else after
-    else:
-        for i in range(np.uint64(draws.shape[0])):
-            stays = np.float32(1) if every or draws[i] < limit else np.float32(0)
-            changes = np.float32(1) - stays
-            for c in range(np.uint64(3)):
-                at = np.uint64(3) * i + c
-                x[at] = stays * old[at] + changes * x[at]
-
-
-@jit
-def _weigh(x, old, mask):  # type: ignore[no-untyped-def]
-    """Blend old and new by a mask (pixels, 1 or 3)."""
-    for i in range(np.uint64(mask.shape[0])):
-        for c in range(np.uint64(3)):
-            m = np.float32(mask[i, min(c, np.uint64(mask.shape[1] - 1))]) / np.float32(255)
-            at = np.uint64(3) * i + c
-            x[at] = m * old[at] + (np.float32(1) - m) * x[at]
-
-
-@jit
-def _step(step, x, y, total, first, masks, identity, words, work, draws):  # type: ignore[no-untyped-def]
-    """One step on a stretch of pixels, the first one being number `first` of the picture.
-
-    x: its float32 levels, changed in place.  y: its layer's bytes.  total: its sums.  work: two more lines.
-    """
-    mode, rule, where = step.mode, step.clip, step.where
-    old = work[0]
-    if where != Where.EVERYWHERE:
-        for i in range(x.shape[0]):
-            old[i] = x[i]
-    # Levels of a layer need no clip; a mask is applied before the clip.
-    at_once = where != Where.MASK and ((rule == Clip.UNIT and mode != Mode.TOTAL) or mode == Mode.SET)
-    if mode == Mode.SUM:
-        _sum(x, step.a, total)
-        return
-    if mode == Mode.SET:
-        _load(y, x)
-    elif mode == Mode.TOTAL:
-        copy(total, x)
-    elif mode == Mode.GEOMETRIC:
-        _multiply(x, y, step.a, step.b, work[1], at_once)
-    else:
-        c = np.float32(127.5) * ((np.float32(1) - step.a) - step.b) if mode == Mode.ARITHMETIC else np.float32(0)
-        _linear(x, y, step.a, step.b, c, at_once)
-    if where == Where.MASK:
-        mask = masks[step.index]
-        _weigh(x, old, mask.reshape(-1, mask.shape[2])[first : first + x.shape[0] // 3])
-    if not at_once:
-        _clip(x, rule)
-    if where == Where.PIXELS or where == Where.ELEMENTS:
-        channels = 3 if where == Where.PIXELS else 1
-        n = x.shape[0] // channels
-        at = _draws(identity, words, step.stream, first * (3 // channels), n, draws)
-        _keep(x, old, draws[at : at + n], step.rate, channels)
-
-
-@jit
-def _round(x, out):  # type: ignore[no-untyped-def]
-    """Half up, clipped; not-a-number gives 0."""
-    for i in range(x.shape[0]):
-        out[i] = np.uint8(np.int32(_unit(x[i] + np.float32(0.5))))
-
-
-@jit
-def _rows_used(steps, layer, height):  # type: ignore[no-untyped-def]
-    """The rows in which any step reads the layer."""
-    top, bottom = height, 0
+def _bounded(steps, height, width):  # type: ignore[no-untyped-def]
+    """Whether the weights of the steps keep levels in 0..255, but for rounding errors, so that none needs a clip."""
+    low, high, sum_low, sum_high = 0.0, 255.0, 0.0, 0.0
     for step in steps:
-        if step.mode == Mode.END:
+        a, b = np.float64(step.a), 255 * np.float64(step.b)
+        below, above = min(a * low, a * high), max(a * low, a * high)
+        if step.mode == Mode.SUM:
+            sum_low, sum_high = sum_low + min(below, 0.0), sum_high + max(above, 0.0)
+            continue
+        if step.clip != Clip.NONE or step.mode == Mode.SET:
+            below, above = 0.0, 255.0
+        elif step.mode == Mode.TOTAL:
+            below, above = sum_low, sum_high
+        elif step.mode == Mode.LINEAR:
+            below, above = below + min(b, 0.0), above + max(b, 0.0)
+        else:
+            return False
+        whole = step.top <= 0 and step.left <= 0 and step.bottom >= height and step.right >= width
+        if whole and step.where == Where.EVERYWHERE:
+            low, high = below, above
+        else:
+            low, high = min(low, below), max(high, above)
+    return low > -0.25 and high < 255.25
+
+
+@jit
+def _equal(layers, ops, j, k):  # type: ignore[no-untyped-def]
+    """Whether two layers are the same picture."""
+    one, other = layers[j], layers[k]
+    if one.source != other.source or one.index != other.index or one.top != other.top or one.left != other.left:
+        return False
+    for d in range(ops.shape[1]):
+        if ops[j, d].code != ops[k, d].code:
+            return False
+        if ops[j, d].code == 0:
             break
-        if step.layer == layer and step.mode != Mode.SUM and step.mode != Mode.TOTAL:
-            top, bottom = min(top, step.top), max(bottom, step.bottom)
-    return top, bottom
+        for v in range(6):
+            if ops[j, d].p[v] != ops[k, d].p[v]:
+                return False
+    return True
+
+
+@jit
+def _plan(layers, ops, steps, plan):  # type: ignore[no-untyped-def]
+    """Fill in all but the slots; returns the number of steps."""
+    for k in range(plan.shape[0]):
+        plan[k].slot, plan[k].same, plan[k].top, plan[k].bottom, plan[k].window = -1, k, 1 << 30, 0, False
+    count = 0
+    while count < steps.shape[0] and steps[count].mode != Mode.END:
+        step = steps[count]
+        if step.mode != Mode.SUM and step.mode != Mode.TOTAL:
+            plan[step.layer].top = min(plan[step.layer].top, step.top)
+            plan[step.layer].bottom = max(plan[step.layer].bottom, step.bottom)
+        count += 1
+    for k in range(plan.shape[0]):
+        if plan[k].top >= plan[k].bottom:
+            continue
+        plan[k].window = layers[k].source == Source.POOL and (ops.shape[1] == 0 or ops[k, 0].code == 0)
+        for j in range(k):
+            if plan[j].top < plan[j].bottom and plan[j].same == j and _equal(layers, ops, j, k):
+                plan[j].top, plan[j].bottom = min(plan[j].top, plan[k].top), max(plan[j].bottom, plan[k].bottom)
+                plan[k].same = j
+                break
+    return count
 
 
 @jit
@@ -204,7 +103,7 @@ def _render(images, pool, row, layer, chain, top, bottom, scratch, spare, out): 
     if layer.source == Source.POOL:
         # An op must not write what it reads, and the last one must end in out.
         source = out if n % 2 == 0 else spare
-        for y in range(0 if n > 0 else top, height if n > 0 else bottom):
+        for y in range(height):
             copy(pool[layer.index, layer.top + y, layer.left : layer.left + width].reshape(-1), source[y].reshape(-1))
     for k in range(n):
         target = out if (n - k) % 2 == 1 else spare
@@ -216,57 +115,134 @@ def _render(images, pool, row, layer, chain, top, bottom, scratch, spare, out): 
 
 
 @jit
-def _layer(images, pictures, row, layer, slot):  # type: ignore[no-untyped-def]
-    """The bytes of a layer: of its rendered picture, or of its source if that is seen as it is (slot -1)."""
-    if slot >= 0:
-        return pictures[slot].reshape(-1)
-    return images[row if layer.source == Source.SAMPLE else layer.index].reshape(-1)
+def _render_all(images, pool, row, layers, ops, plan, scratch, spare, pictures):  # type: ignore[no-untyped-def]
+    """Give slots to the layers that need one, and render those that are not windows; returns the number of slots.
+
+    Slots are taken in order, so that the same few stay in the cache.
+    """
+    used = 0
+    for k in range(plan.shape[0]):
+        top, bottom = plan[k].top, plan[k].bottom
+        plain = ops.shape[1] == 0 or ops[k, 0].code == 0
+        if top >= bottom or (plain and layers[k].source != Source.POOL):
+            continue
+        if plan[k].same < k:
+            plan[k].slot = plan[plan[k].same].slot
+            continue
+        if not plan[k].window:
+            _render(images, pool, row, layers[k], ops[k], top, bottom, scratch, spare, pictures[used])
+        plan[k].slot = used
+        used += 1
+    return used
 
 
 @jit
-def _is_plain(layer, chain):  # type: ignore[no-untyped-def]
-    return layer.source != Source.POOL and chain[0].code == 0
+def _windows(pool, layers, plan, y0, y1, width, size, slots):  # type: ignore[no-untyped-def]
+    """Put rows [y0, y1) of the windows at the beginnings of their slots."""
+    for k in range(plan.shape[0]):
+        if not plan[k].window or plan[k].same != k:
+            continue
+        n = np.uint64(3 * width)
+        for y in range(max(y0, plan[k].top), min(y1, plan[k].bottom)):
+            line = pool[layers[k].index, layers[k].top + y, layers[k].left : layers[k].left + width].reshape(-1)
+            to = np.uint64(plan[k].slot) * size + np.uint64(y - y0) * n
+            for i in range(n):
+                slots[to + i] = line[i]
 
 
 @jit
-def _covers(step, height, width):  # type: ignore[no-untyped-def]
-    """Whether a step replaces the whole picture, whatever it was."""
-    full = step.top <= 0 and step.left <= 0 and step.bottom >= height and step.right >= width
-    return full and step.mode == Mode.SET and step.where == Where.EVERYWHERE
-
-
-@jit
-def _fold(images, pictures, layers, slots, steps, masks, row, identity, words, lines, draws, out):  # type: ignore[no-untyped-def]
+def _fold(images, pool, pictures, layers, plan, steps, masks, row, identity, words, lines, draws, out):  # type: ignore[no-untyped-def]
     """Run the steps on a few rows at a time: long lines for the loops, yet short enough for the first-level cache.
 
-    A step that spans the width takes its rows as one line, a narrower one row by row.
+    A step that spans the width takes its rows as one line, a narrower one row by row.  Levels that are a layer's bytes
+    stay where they lie until a step changes them.
     """
     height, width = images.shape[1], images.shape[2]
+    size, pitch = np.uint64(3 * width * height), np.uint64(lines.shape[1])
     tile = max(lines.shape[1] // (3 * width), 1)
-    own, target = images[row].reshape(-1), out.reshape(-1)
+    sources, slots, line, made = images.reshape(-1), pictures.reshape(-1), lines.reshape(-1), out.reshape(-1)
+    bounded, total = _bounded(steps, height, width), np.uint64(_NEXT) * pitch
     for y0 in range(0, height, tile):
         y1 = min(y0 + tile, height)
-        start, n = 3 * width * y0, 3 * width * (y1 - y0)
-        x, total = lines[0, :n], lines[1, :n]
-        if not _covers(steps[0], height, width):
-            _load(own[start : start + n], x)
-        for i in range(n):
-            total[i] = 0
-        for step in steps:
-            if step.mode == Mode.END:
-                break
-            top, bottom = max(step.top, y0), min(step.bottom, y1)
+        start, n = np.uint64(3 * width * y0), np.uint64(3 * width * (y1 - y0))
+        _windows(pool, layers, plan, y0, y1, width, size, slots)
+        # The levels are line[at :], in line `now` of lines, or while now is -1 the bytes levels[at :].
+        now, levels, at, begun = -1, sources, np.uint64(row) * size + start, False
+        for k in range(steps.shape[0]):
+            step = steps[k]
+            mode, top, bottom = step.mode, max(step.top, y0), min(step.bottom, y1)
             if top >= bottom or step.left >= step.right:
                 continue
-            layer = _layer(images, pictures, row, layers[step.layer], slots[step.layer])
-            whole = step.left == 0 and step.right == width
-            rows = bottom - top if whole else 1
-            for y in range(top, bottom, rows):
-                first, count = y * width + step.left, (step.right - step.left) * rows
-                begin, end = 3 * first, 3 * (first + count)
-                here = slice(begin - start, end - start)
-                _step(step, x[here], layer[begin:end], total[here], first, masks, identity, words, lines[2:], draws)
-        _round(x, target[start : start + n])
+            y, of, slot = sources, start, plan[step.layer].slot
+            if slot >= 0:
+                y, of = slots, np.uint64(slot) * size + (np.uint64(0) if plan[step.layer].window else start)
+            else:
+                of += np.uint64(row if layers[step.layer].source == Source.SAMPLE else layers[step.layer].index) * size
+            full = step.left == 0 and step.right == width and bottom - top == y1 - y0
+            simple = full and step.where == Where.EVERYWHERE
+            if simple and mode == Mode.SET:
+                now, levels, at = -1, y, of
+                continue
+            if simple and mode == Mode.LINEAR and step.clip == Clip.NONE and step.a == 1 and 0 <= now < _NEXT:
+                sum_(y, of, n, step.b, True, line, at)
+                continue
+            if mode == Mode.TOTAL or (mode == Mode.SUM and not full):
+                if not begun:
+                    line[total : total + n] = 0
+                begun = True
+            if simple and mode == Mode.TOTAL and step.clip == Clip.NONE:
+                now, at = _NEXT, total
+                continue
+            if mode != Mode.SUM and not full and (now < 0 or now == _NEXT):
+                # A part is put back into the levels, which must be nobody else's.
+                if now < 0:
+                    load(levels, at, n, line, np.uint64(0))
+                else:
+                    load(line, at, n, line, np.uint64(0))
+                now, at = 0, np.uint64(0)
+            z, spare = np.uint64((now + 1) % 3) * pitch, np.uint64((now + 2) % 3) * pitch
+            rows = bottom - top if step.left == 0 and step.right == width else 1
+            m = np.uint64(3 * (step.right - step.left) * rows)
+            for r in range(top, bottom, rows):
+                first = r * width + step.left
+                skip = np.uint64(3 * first) - start
+                if mode == Mode.SUM and now < 0:
+                    sum_(levels, at + skip, m, step.a, begun, line, total + skip)
+                elif mode == Mode.SUM:
+                    sum_(line, at + skip, m, step.a, begun, line, total + skip)
+                elif now < 0:
+                    at = take_step(
+                        step, levels, at, y, of, first, m, line, total, z, spare, masks, identity, words, draws
+                    )
+                    now = int(at // pitch)
+                else:
+                    put = take_step(
+                        step,
+                        line,
+                        at + skip,
+                        y,
+                        of + skip,
+                        first,
+                        m,
+                        line,
+                        total + skip,
+                        z,
+                        spare,
+                        masks,
+                        identity,
+                        words,
+                        draws,
+                    )
+                    if full:
+                        now, at = int(put // pitch), put
+                    else:
+                        load(line, put, m, line, at + skip)
+            begun |= mode == Mode.SUM
+        if now < 0:
+            for i in range(n):
+                made[start + i] = levels[at + i]
+        else:
+            round_(line, at, n, bounded, made, start)
 
 
 @jit
@@ -277,23 +253,15 @@ def mix(images, pool, layers, ops, steps, finish, ids, words, masks, pictures, l
     scratch as for `warp`.
     """
     height = images.shape[1]
-    slots = np.empty(layers.shape[1], np.int64)
+    plan = np.empty(layers.shape[1], _PLAN)
     for i in range(lo, hi):
-        used = 0  # slots are taken in order, so that the same few stay in the cache
-        for k in range(layers.shape[1]):
-            slots[k] = -1
-            top, bottom = _rows_used(steps[i], k, height)
-            if top < bottom and not _is_plain(layers[i, k], ops[i, k]):
-                _render(images, pool, i, layers[i, k], ops[i, k], top, bottom, scratch, out[i - lo], pictures[used])
-                slots[k] = used
-                used += 1
-        made = out[i - lo] if finish[i].code == 0 else pictures[used]
-        if steps.shape[1] == 0 or steps[i, 0].mode == Mode.END:
-            copy(images[i].reshape(-1), made.reshape(-1))
-        else:
-            _fold(images, pictures, layers[i], slots, steps[i], masks, i, ids[i], words, lines, draws, made)
+        own = out[i - lo]
+        count = _plan(layers[i], ops[i], steps[i], plan)
+        used = _render_all(images, pool, i, layers[i], ops[i], plan, scratch, own, pictures)
+        made = own if finish[i].code == 0 else pictures[used]
+        _fold(images, pool, pictures, layers[i], plan, steps[i, :count], masks, i, ids[i], words, lines, draws, made)
         if finish[i].code != 0:
-            apply_op(made, finish[i].code, finish[i].p, 0, height, scratch, out[i - lo])
+            apply_op(made, finish[i].code, finish[i].p, 0, height, scratch, own)
 
 
 @jit
@@ -301,5 +269,5 @@ def bits(ids, words, stream, out):  # type: ignore[no-untyped-def]
     """See `Backend.bits`."""
     line = np.empty(out.shape[1] + 8, np.uint32)
     for i in range(out.shape[0]):
-        _draws(ids[i], words, stream, 0, out.shape[1], line)
+        draw_bits(ids[i], words, stream, 0, out.shape[1], line)
         out[i] = line[: out.shape[1]]

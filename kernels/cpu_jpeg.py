@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from . import U8, Scan
+from .cpu import work_space
 from .cpu_huffman import CODES, LOOK, ZIGZAG, long, read_steps, read_tables, twice
 from .cpu_idct import put_row, to_rgb
 from .jit import jit
@@ -193,8 +194,8 @@ def _ends(data, marker):  # type: ignore[no-untyped-def]
     return marker + _U(1) < data.shape[0] and data[marker + _U(1)] == 0xD9
 
 
-class _Space(threading.local):
-    """What a thread keeps from file to file: the last one's tables, and work space."""
+class _Kept(threading.local):
+    """What a thread keeps from file to file: the tables of the last one."""
 
     def __init__(self) -> None:
         self.contents, self.found = (b"", b""), (0, 0)
@@ -204,7 +205,6 @@ class _Space(threading.local):
             np.zeros((4, 1 << LOOK), np.uint32),
             np.zeros((4, CODES), np.int64),
         )
-        self.bytes = np.zeros(0, np.uint8)
 
     def prepare(self, scan: Scan) -> bool:
         """Make the tables, unless they are the last file's; returns whether all that the scan uses are there."""
@@ -215,31 +215,24 @@ class _Space(threading.local):
         steps, tables = self.found
         return all(tables >> dc & tables >> ac & steps >> row & 1 for _, dc, ac, row in scan.parts.tolist())
 
-    def take(self, *counts: int) -> list[U8]:
-        """Pieces of so many bytes, each on a 64-byte boundary."""
-        ends = list(accumulate(-(-count // 64) * 64 for count in counts))
-        space = self.bytes if self.bytes.size >= ends[-1] else np.empty(ends[-1], np.uint8)
-        if space.size <= KEPT:
-            self.bytes = space
-        return [space[begin:end] for begin, end in pairwise([0, *ends])]
 
-
-_space = _Space()
+_kept = _Kept()
 
 
 def decode(data: bytes, scan: Scan, region: tuple[int, int, int, int], out: U8) -> bool:
     """See `kernels.decode_jpeg`."""
-    if not _space.prepare(scan):
+    if not _kept.prepare(scan):
         return False
     height, width, across, down, _ = scan.shape
     mcus, rows, blocks = -(-width // (8 * across)), -(-height // (8 * down)), len(scan.parts)
     line = 4 * (width + 16)
-    stream, row, planes, sums, lines = _space.take(
-        len(data) - scan.start + PAD, mcus * blocks * 128, rows * mcus * blocks * 64, line, 2 * line
-    )
+    counts = line, 2 * line, mcus * blocks * 128, rows * mcus * blocks * 64, len(data) - scan.start + PAD
+    ends = list(accumulate(-(-count // 64) * 64 for count in counts))
+    space = work_space(ends[-1]) if ends[-1] <= KEPT else np.empty(ends[-1], np.uint8)
+    sums, lines, row, planes, stream = (space[begin:end] for begin, end in pairwise([0, *ends]))
     # fmt: off
     return bool(decode_region(
-        np.frombuffer(data, np.uint8), scan.start, scan.shape, scan.parts, _space.tables, _space.steps, region,
+        np.frombuffer(data, np.uint8), scan.start, scan.shape, scan.parts, _kept.tables, _kept.steps, region,
         stream, row.view(np.int16).reshape(-1, 64), planes,
         sums.view(np.int32), lines.view(np.int32).reshape(2, -1), out,
     ))

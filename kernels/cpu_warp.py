@@ -8,11 +8,44 @@ fast.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types as nb
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from .jit import jit
 
 _LONG_RUNS = 1 / 12  # change of shift per pixel below which blending run by run beats gathering
+
+
+def _word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Address of the four bytes from place arguments[1] of a uint8 line on."""
+    line = cgutils.create_struct_proxy(signature.args[0])(context, builder, arguments[0])
+    return builder.bitcast(builder.gep(line.data, [arguments[1]]), ir.IntType(32).as_pointer())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_word(_context: Any, line: Any, _place: Any) -> Any:
+    """Four bytes of a uint8 line, from any place on: NumPy's views know none but every fourth."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_word(context, builder, signature, arguments), align=1)
+
+    return nb.uint32(line, nb.uint64), emit
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store_word(_context: Any, line: Any, _place: Any, _value: Any) -> Any:
+    """Put four bytes into a uint8 line, from any place on."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _word(context, builder, signature, arguments), align=1)
+        return context.get_dummy_value()
+
+    return nb.void(line, nb.uint64, nb.uint32), emit
 
 
 @jit
@@ -51,43 +84,53 @@ def _pad(image, top, bottom, soft, scratch):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _reached(step, across, start, level, begin, end):  # type: ignore[no-untyped-def]
+    """The first x of [begin, end) whose step (x + 0.5) + across + start has passed a level: a guess, put right."""
+    if step == 0.0:
+        return end
+    x = int(min(max((level - across - start) / step, np.float64(begin)), np.float64(end)))
+    while x > begin and (step * (x - 0.5) + across + start >= level) == (step > 0.0):
+        x -= 1
+    while x < end and (step * (x + 0.5) + across + start >= level) != (step > 0.0):
+        x += 1
+    return x
+
+
+@jit
 def _inside(step, across, start, low, high, begin, end):  # type: ignore[no-untyped-def]
     """The x of [begin, end) with low <= step (x + 0.5) + across + start < high: a range, for that is monotonic."""
-    while begin < end and not low <= step * (begin + 0.5) + across + start < high:
-        begin += 1
-    while begin < end and not low <= step * (end - 0.5) + across + start < high:
-        end -= 1
+    if begin < end and not low <= step * (begin + 0.5) + across + start < high:
+        begin = _reached(step, across, start, low if step > 0.0 else high, begin, end)
+    if begin < end and not low <= step * (end - 0.5) + across + start < high:
+        end = _reached(step, across, start, high if step > 0.0 else low, begin, end)
     return begin, end
 
 
 @jit
-def _floor(step, across, start, x):  # type: ignore[no-untyped-def]
-    """The pixel left of, or above, where output pixel x reads."""
-    return int(np.floor(step * (x + 0.5) + across + start - 0.5))
+def _position(step, across, start, x):  # type: ignore[no-untyped-def]
+    """Where output pixel x reads on one axis; between this pixel's floor and the next one."""
+    return step * (x + 0.5) + across + start - 0.5
 
 
 @jit
-def _distance(part, slope):  # type: ignore[no-untyped-def]
-    """How many pixels it takes a position to leave its pixel, about."""
-    if slope == 0.0:
-        return 1e9
-    return (1.0 - part) / slope if slope > 0.0 else -part / slope
+def _pixel(step, across, start, x):  # type: ignore[no-untyped-def]
+    return int(np.floor(_position(step, across, start, x)))
 
 
 @jit
-def _run_end(p, across_x, across_y, x, x0, y0, end):  # type: ignore[no-untyped-def]
-    """The end of the run of pixels that starts at x and keeps the shift x0 - x and the row y0: a guess, put right."""
-    part_x = p[0] * (x + 0.5) + across_x + p[2] - 0.5 - x0
-    part_y = p[3] * (x + 0.5) + across_y + p[5] - 0.5 - y0
-    stop = min(x + 1 + int(min(_distance(part_x, p[0] - 1.0), _distance(part_y, p[3]))), end)
-    while stop > x + 1:
-        last = stop - 1
-        if _floor(p[0], across_x, p[2], last) - last == x0 - x and _floor(p[3], across_y, p[5], last) == y0:
-            break
-        stop = last
-    while stop < end:
-        if _floor(p[0], across_x, p[2], stop) - stop != x0 - x or _floor(p[3], across_y, p[5], stop) != y0:
-            break
+def _run_end(step, across, start, moves, inverse, x, position, end):  # type: ignore[no-untyped-def]
+    """The end of the run of output pixels that starts at x and keeps floor(position) - moves x: a guess, put right.
+
+    moves: 1 along the row, else 0.  inverse: 1 / (step - moves), 0 for a step that keeps it all along.
+    """
+    kept, stop = int(np.floor(position)) - moves * x, end
+    if inverse != 0.0:
+        part = position - np.floor(position)
+        distance = (1.0 - part) * inverse if inverse > 0.0 else part * -inverse
+        stop = min(x + 1 + int(min(distance, 1e9)), end)
+    while stop > x + 1 and _pixel(step, across, start, stop - 1) - moves * (stop - 1) != kept:
+        stop -= 1
+    while stop < end and _pixel(step, across, start, stop) - moves * stop == kept:
         stop += 1
     return stop
 
@@ -129,17 +172,26 @@ def _blend_both(padded, above, below, pixel, dx, slope_x, dy, slope_y, bias, out
 
 @jit
 def _runs(padded, pitch, p, across_x, across_y, still_x, still_y, pixel, begin, end, bias, out, row):  # type: ignore[no-untyped-def]
-    """One row, run by run; out[row] starts the row."""
+    """One row, run by run; out[row] starts the row, whose bytes behind the last run may become anything."""
     slope_x, slope_y = np.float32(p[0] - 1.0), np.float32(p[3])
+    inverse_x = 0.0 if p[0] == 1.0 else 1.0 / (p[0] - 1.0)
+    inverse_y = 0.0 if p[3] == 0.0 else 1.0 / p[3]
+    # The ends of the runs that keep the shift along the row, and of those that keep the row that is read.
+    end_x, end_y = end if still_x else begin, end if still_y else begin
     x = begin
     while x < end:
-        x0, y0 = _floor(p[0], across_x, p[2], x), _floor(p[3], across_y, p[5], x)
-        stop = _run_end(p, across_x, across_y, x, x0, y0, end)
-        dx = np.float32(p[0] * (x + 0.5) + across_x + p[2] - 0.5 - x0)
-        dy = np.float32(p[3] * (x + 0.5) + across_y + p[5] - 0.5 - y0)
-        above = np.uint64((y0 + 1) * pitch + 3 * (x0 + 1))
+        at_x, at_y = _position(p[0], across_x, p[2], x), _position(p[3], across_y, p[5], x)
+        if x == end_x:
+            end_x = _run_end(p[0], across_x, p[2], 1, inverse_x, x, at_x, end)
+        if x == end_y:
+            end_y = _run_end(p[3], across_y, p[5], 0, inverse_y, x, at_y, end)
+        stop = min(end_x, end_y)
+        left, top = np.floor(at_x), np.floor(at_y)
+        dx, dy = np.float32(at_x - left), np.float32(at_y - top)
+        above = np.uint64((int(top) + 1) * pitch + 3 * (int(left) + 1))
         below = above + np.uint64(pitch)
-        at, n = np.uint64(row + 3 * x), np.uint64(3 * (stop - x))
+        # The next run covers what is too much, and a loop without a remainder is faster.
+        at, n = np.uint64(row + 3 * x), np.uint64(min((3 * (stop - x) + 31) // 32 * 32, pitch - 6 - 3 * x))
         if still_y:
             _blend_x(padded, above, pixel, dx, slope_x, bias, out, at, n)
         elif still_x:
@@ -150,30 +202,42 @@ def _runs(padded, pitch, p, across_x, across_y, still_x, still_y, pixel, begin, 
 
 
 @jit
-def _gather(padded, p, across_x, across_y, begin, end, bias, lines, parts, target):  # type: ignore[no-untyped-def]
-    """One row, pixel by pixel: the four taps go into lines (4, 3 W), which are blended as one by parts (2, 3 W)."""
-    for x in range(begin, end):
-        u = p[0] * (x + 0.5) + across_x + p[2] - 0.5
-        w = p[3] * (x + 0.5) + across_y + p[5] - 0.5
+def _gather(padded, pitch, p, across_x, across_y, begin, end, bias, places, parts, taps, out, row):  # type: ignore[no-untyped-def]
+    """One row, pixel by pixel: its four taps go into `taps`, which are blended as one; out[row] starts the row.
+
+    places (W,) int32, parts (4, 3 W) float32 and taps (4, 3 W + 1): room for where the taps are, for their weights and
+    for themselves.
+    """
+    step_x, start_x, step_y, start_y = p[0], p[2], p[3], p[5]
+    part_x, part_y, dx, dy = parts[0], parts[1], parts[2], parts[3]
+    for x in range(np.uint64(begin), np.uint64(end)):
+        u = _position(step_x, across_x, start_x, np.int32(x))
+        w = _position(step_y, across_y, start_y, np.int32(x))
         left, top = np.floor(u), np.floor(w)
-        source, above = np.uint64(3 * (int(left) + 1)), np.uint64(int(top) + 1)
-        below = above + np.uint64(1)
-        at = np.uint64(3 * x)
-        for c in range(np.uint64(3)):
-            lines[0, at + c] = padded[above, source + c]
-            lines[1, at + c] = padded[above, source + c + np.uint64(3)]
-            lines[2, at + c] = padded[below, source + c]
-            lines[3, at + c] = padded[below, source + c + np.uint64(3)]
-            parts[0, at + c] = u - left
-            parts[1, at + c] = w - top
-    above_left, above_right, below_left, below_right = lines[0], lines[1], lines[2], lines[3]
-    dx, dy = parts[0], parts[1]
+        places[x] = np.int32(np.int32(np.int32(top) + 1) * np.int32(pitch)) + np.int32(3) * (
+            np.int32(left) + np.int32(1)
+        )
+        part_x[x] = u - left
+        part_y[x] = w - top
+    above_left, above_right, below_left, below_right = taps[0], taps[1], taps[2], taps[3]
+    pixel, down = np.uint64(3), np.uint64(pitch)
+    for x in range(np.uint64(begin), np.uint64(end)):
+        # A word is a pixel and a byte too much, which the next pixel covers.
+        at, above = pixel * x, np.uint64(places[x])
+        store_word(above_left, at, load_word(padded, above))
+        store_word(above_right, at, load_word(padded, above + pixel))
+        store_word(below_left, at, load_word(padded, above + down))
+        store_word(below_right, at, load_word(padded, above + down + pixel))
+    for x in range(np.uint64(begin), np.uint64(end)):
+        for c in range(pixel):
+            dx[pixel * x + c] = part_x[x]
+            dy[pixel * x + c] = part_y[x]
     for i in range(np.uint64(3 * begin), np.uint64(3 * end)):
         a = np.float32(above_left[i])
         b = np.float32(below_left[i])
         a += (np.float32(above_right[i]) - a) * dx[i]
         b += (np.float32(below_right[i]) - b) * dx[i]
-        target[i] = np.uint8(np.int32(a + (b - a) * dy[i] + bias))
+        out[row + i] = np.uint8(np.int32(a + (b - a) * dy[i] + bias))
 
 
 @jit
@@ -223,22 +287,56 @@ def warp(image, p, soft, top, bottom, scratch, out):  # type: ignore[no-untyped-
     low, bias = (-0.5, np.float32(0.5)) if soft else (0.0, np.float32(0.0))
     above, below = p[4] * top + p[5], p[4] * bottom + p[5]
     corners = (above, below, p[3] * width + above, p[3] * width + below)
-    padded = _pad(image, int(max(min(corners), -2.0)) - 2, int(min(max(corners), height + 2.0)) + 3, soft, scratch)
+    _pad(image, int(max(min(corners), -2.0)) - 2, int(min(max(corners), height + 2.0)) + 3, soft, scratch)
     targets, flat = out.reshape(height, width * 3), out.reshape(-1)
     pixel = np.empty(3 * width, np.float32)
     for i in range(3 * width):
         pixel[i] = i // 3
-    lines, parts = np.empty((4, 3 * width), np.uint8), np.empty((2, 3 * width), np.float32)
+    lines, parts, places = (
+        np.empty((4, 3 * width + 1), np.uint8),
+        np.empty((4, 3 * width), np.float32),
+        np.empty(width, np.int32),
+    )
     long_runs = abs(p[0] - 1.0) + abs(p[3]) < _LONG_RUNS
     for y in range(top, bottom):
         across_x, across_y = p[1] * (y + 0.5), p[4] * (y + 0.5)
         begin, end = _inside(p[0], across_x, p[2], low, width - low, 0, width)
         begin, end = _inside(p[3], across_y, p[5], low, height - low, begin, end)
         target = targets[y]
+        if begin >= end:
+            _clear(target, 0, 3 * width)
+            continue
+        if long_runs:
+            _runs(
+                scratch,
+                3 * width + 6,
+                p,
+                across_x,
+                across_y,
+                still_x,
+                still_y,
+                pixel,
+                begin,
+                end,
+                bias,
+                flat,
+                3 * width * y,
+            )
+        else:
+            _gather(
+                scratch,
+                3 * width + 6,
+                p,
+                across_x,
+                across_y,
+                begin,
+                end,
+                bias,
+                places,
+                parts,
+                lines,
+                flat,
+                np.uint64(3 * width * y),
+            )
         _clear(target, 0, 3 * begin)
         _clear(target, 3 * end, 3 * width)
-        if long_runs:
-            stride, at = 3 * width + 6, 3 * width * y
-            _runs(scratch, stride, p, across_x, across_y, still_x, still_y, pixel, begin, end, bias, flat, at)
-        elif begin < end:
-            _gather(padded, p, across_x, across_y, begin, end, bias, lines, parts, target)

@@ -53,7 +53,7 @@ def log2(x):  # type: ignore[no-untyped-def]
     Writes x = 2^e (1 + f) with f in [sqrt(1/2) - 1, sqrt(2) - 1) and takes a polynomial of degree 8 in f.
     """
     word = F32(x).view(I32)
-    e = I32((word - I32(0x3F3504F3)) >> I32(23))
+    e = I32(I32(word - I32(0x3F3504F3)) >> I32(23))
     f = I32(word - I32(e << I32(23))).view(F32) - F32(1)
     p = F32(-0.1457444280385971)
     p = fma(p, f, F32(0.23688922822475433))

@@ -47,12 +47,12 @@ ROOMS: dict[str, tuple[set[str] | None, set[str] | None]] = {
     "engine": (ENGINE, {"numpy"}),
     "attribution": ({"types"}, {"numpy", "torch"}),
     "windows": ({"types"}, {"numpy", "torch"}),
-    "learn": ({"types"}, {"numpy", "torch"}),
+    "learn": ({"types", "rng", "attribution", "windows"}, {"numpy", "torch"}),
     "loaders": (ENGINE | {"attribution"}, {"numpy", "tqdm"}),
     "": (ANY, set()),
     "cli": (ANY, ANY),
 }
-COMMAND_LINE = {"__main__", "cli", "demo", "bench", "show"}
+COMMAND_LINE = {"__main__", "cli", "demo", "bench", "show", "explain"}
 GLOBAL_RANDOM = {
     "rand",
     "randn",

@@ -259,7 +259,7 @@ def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> i
     mates = ahead * batch_size * picture if has_partners(recipe) else 0
     layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
     lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
-    space = KEPT + (recipe.chunk + max(recipe.chunk, _SEVERAL)) * picture + (layers + 2) * picture + lines
+    space = 2 * KEPT + (recipe.chunk + max(recipe.chunk, _SEVERAL)) * picture + (layers + 2) * picture + lines
     return values + mates + threads * space + recipe.pool.nbytes
 
 

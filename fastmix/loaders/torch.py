@@ -332,8 +332,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Most bytes in use at a time, besides the dataset and the batches that the caller keeps longer than one step.
 
         (prefetch_factor + 2) batches; their pixels in uint8 for prefetch_factor batches if samples are mixed with each
-        other; for each thread 16 MiB for a decoded picture, and the pictures of the kernels; and the pool.  Only
-        pictures that take more than 16 MiB come on top, while they are decoded.
+        other; for each thread 32 MiB for decoding, and the pictures of the kernels; and the pool.  Only pictures that
+        take more than 16 MiB come on top, while they are decoded.
         """
         return memory_bound(self._recipe(self.mix), self.batch_size or 1, max(1, self.num_workers), self._ahead)
 
