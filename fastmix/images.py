@@ -116,6 +116,7 @@ def decode(
     if scale not in (1, 2, 4, 8):
         raise ValueError(f"scale is {scale}, expected 1, 2, 4 or 8")
     info = info or header(data, max_pixels)
+    _check_region(region, -(-info.height // scale), -(-info.width // scale))
     picture = None
     if info.scan is not None and scale == 1:
         picture = _decode_part(data, info, info.scan, buffer, region)
@@ -236,6 +237,13 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
     if height * width > max_pixels:
         size = f"{width} x {height} pixels, more than max_pixels={max_pixels}"
         raise ValueError(f"the header declares {size}: shrink the picture or raise the limit")
+
+
+def _check_region(region: Region | None, height: int, width: int) -> None:
+    left, top, right, bottom = region or (0, 0, width, height)
+    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+        inside = f"inside of a picture of {width} x {height} pixels"
+        raise ValueError(f"region is {region}, expected left < right and top < bottom {inside}")
 
 
 def _turned(height: int, width: int, orientation: int, is_jpeg: bool, scan: Scan | None = None) -> Header:

@@ -14,6 +14,10 @@ from .kernels import Scan
 __all__ = ["JpegHeader", "exif_orientation", "jpeg_header"]
 
 _LONE_MARKERS = frozenset(range(0xD0, 0xD8)) | {0x01}
+_KNOWN = {0xC4, 0xDB, 0xDD, 0xFE} | set(range(0xE0, 0xF0))  # what may come before the pixels of a sound file
+_GARBAGE = 0
+_MOST = 65500  # pixels a side that libjpeg takes
+_MOST_TABLES = 1 << 14  # bytes, several times what four tables need: each one takes time to make
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BASELINE = (0xC0, 0xC1)
 _HUFFMAN = (*_BASELINE, 0xC2)
@@ -74,14 +78,19 @@ def exif_orientation(exif: bytes) -> int:
 def _walk(data: bytes, at: int, segments: dict[int, list[bytes]]) -> tuple[int, bytes, int]:
     """Collect segments up to a frame or scan header; returns its marker, its content, and where that ends."""
     while True:
-        at = data.index(b"\xff", at)
+        after, at = at, data.index(b"\xff", at)
         while data[at] == 0xFF:
             at += 1
         marker = data[at]
-        if marker in _LONE_MARKERS or not marker:
+        lone = marker in _LONE_MARKERS or not marker
+        if lone or data[after] != 0xFF:
+            segments[_GARBAGE] = []
+        if lone:
             continue
         end = at + 1 + int.from_bytes(data[at + 1 : at + 3], "big")
         content = data[at + 3 : end]
+        if end < at + 3 or end > len(data):
+            segments[_GARBAGE] = []
         if marker in _START_OF_FRAME or marker == _SCAN:
             return marker, content, end
         segments.setdefault(marker, []).append(content)
@@ -92,13 +101,17 @@ def _scan(data: bytes, at: int, frame: bytes, segments: dict[int, list[bytes]]) 
     """Read on from the frame header to the scan's; None unless all is as most encoders write it."""
     height, width, colours = struct.unpack_from(">HHB", frame, 1)
     marker, scan, start = _walk(data, at, segments)
-    if marker != _SCAN or any(map(any, segments.get(_RESTART, ()))) or not _is_ycc(colours, frame, segments):
+    if marker != _SCAN or not segments.keys() <= _KNOWN or max(height, width) > _MOST:
         return None
-    coding = _parts(frame[6:], scan)
+    if set(segments.get(_RESTART, ())) - {b"\0\0"} or not _is_ycc(colours, frame, segments):
+        return None
+    coding = _parts(frame[6:], scan) if len(frame) == 6 + 3 * colours else None
     if coding is None or width < 3 * coding[0]:
         return None  # libjpeg-turbo does not interpolate the colours of two samples
     across, down, parts = coding
-    steps, tables = b"".join(segments.get(_STEPS, ())), b"".join(segments.get(_TABLES, ()))
+    steps, tables = tuple(segments.get(_STEPS, ())), tuple(segments.get(_TABLES, ()))
+    if sum(map(len, tables)) > _MOST_TABLES:
+        return None
     return Scan(start, (height, width, across, down, colours), parts, steps, tables)
 
 
@@ -113,6 +126,8 @@ def _parts(frame: bytes, scan: bytes) -> tuple[int, int, NDArray[np.int64]] | No
     across, down = (parts[0][1] >> 4, parts[0][1] & 15) if colours == 3 else (1, 1)
     if (across, down) not in ((1, 1), (2, 1), (2, 2)) or any(p[1] != 0x11 for p in parts[1:]):
         return None
+    if not (1 <= parts[0][1] >> 4 <= 4 and 1 <= parts[0][1] & 15 <= 4):
+        return None
     rows = [(c, 2 * (u[1] >> 4), 2 * (u[1] & 15) + 1, parts[c][2]) for c, u in enumerate(used)]
     if any(dc > 2 or ac > 3 or row > 3 for _, dc, ac, row in rows):
         return None
@@ -121,9 +136,9 @@ def _parts(frame: bytes, scan: bytes) -> tuple[int, int, NDArray[np.int64]] | No
 
 def _is_ycc(colours: int, frame: bytes, segments: dict[int, list[bytes]]) -> bool:
     """Whether three colours are luma and two differences, as libjpeg tells it."""
-    if colours == 1 or any(s.startswith(b"JFIF\0") for s in segments.get(_APP0, ())):
+    if colours == 1 or any(s.startswith(b"JFIF\0") and len(s) >= 14 for s in segments.get(_APP0, ())):
         return True
-    for adobe in segments.get(_ADOBE, ()):
+    for adobe in reversed(segments.get(_ADOBE, [])):
         if adobe.startswith(b"Adobe") and len(adobe) >= 12:
             return adobe[11] == 1
     return frame[6::3] == b"\1\2\3"

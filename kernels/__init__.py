@@ -253,14 +253,14 @@ class Scan:
     shape: height, width, luma samples a colour sample across and down (1 or 2), colours.
     parts: (blocks of an MCU, 4) int64: the colour; its DC and its AC table, 0..3 for DC 0, AC 0, DC 1, AC 1; its
     quantisation table, 0..3.
-    steps, tables: contents of the DQT and of the DHT segments, one after the other.
+    steps, tables: contents of the DQT and of the DHT segments.
     """
 
     start: int
     shape: tuple[int, int, int, int, int]
     parts: NDArray[np.int64]
-    steps: bytes
-    tables: bytes
+    steps: tuple[bytes, ...]
+    tables: tuple[bytes, ...]
 
 
 def decode_jpeg(data: bytes, scan: Scan, region: tuple[int, int, int, int], out: U8) -> bool:

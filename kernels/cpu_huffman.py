@@ -46,13 +46,15 @@ def read_tables(content, single, double, codes):  # type: ignore[no-untyped-def]
         if kind > 1 or row > 1 or symbols > 256 or at + 17 + symbols > content.shape[0]:
             return 0
         table = 2 * row + kind
+        if kind == 0 and symbols and content[at + 17 : at + 17 + symbols].max() > 15:
+            return 0
         if not _build(content[at + 1 : at + 17], content[at + 17 : at + 17 + symbols], single[table], codes[table]):
             return 0
         if kind == 1:
             _pair(single[table], double[table])
         found |= 1 << table
         at += 17 + symbols
-    return found
+    return found if at == content.shape[0] else 0
 
 
 @jit
@@ -75,7 +77,7 @@ def _build(counts, symbols, single, codes):  # type: ignore[no-untyped-def]
     for length in range(1, 17):
         codes[_CODES + length] = n - code
         for _ in range(counts[length - 1]):
-            if code >= 1 << length:
+            if code >= (1 << length) - 1:  # ones alone are no code
                 return False
             symbol = _symbol(length, _I(symbols[n]))
             codes[_SYMBOLS + n] = symbol

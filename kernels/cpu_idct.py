@@ -49,6 +49,9 @@ class _Lanes:
     def __rshift__(self, other: int) -> _Lanes:
         return self._do("ashr", other)
 
+    def __or__(self, other: _Lanes) -> _Lanes:
+        return self._do("or_", other)
+
     def clip(self, low: int, high: int) -> _Lanes:
         """As bytes want it."""
         b, least, most = self.builder, ir.Constant(_LANES, [low] * 8), ir.Constant(_LANES, [high] * 8)
@@ -81,7 +84,10 @@ def _transpose(x: Sequence[_Lanes]) -> list[_Lanes]:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _inverse_dct(_context: Any, blocks: Any, _at: Any, plane: Any, _where: Any, _stride: Any) -> Any:
-    """The 64 coefficients at blocks[at:], int16, become 8 rows of 8 bytes at plane[where:], `stride` apart."""
+    """The 64 coefficients at blocks[at:], int16, become 8 rows of 8 bytes at plane[where:], `stride` apart.
+
+    Returns 0 if the columns stay within 15 bits; beyond, libjpeg-turbo's vector code wraps and saturates.
+    """
 
     def emit(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         source, at, target, where, stride = arguments
@@ -94,31 +100,37 @@ def _inverse_dct(_context: Any, blocks: Any, _at: Any, plane: Any, _where: Any, 
             return _Lanes(b, b.sext(line, _LANES))
 
         columns = [(x + (1 << 10)) >> 11 for x in _transform([row(k) for k in range(8)])]
+        wide = columns[0] + (1 << 14)
+        for x in columns[1:]:
+            wide = wide | (x + (1 << 14))
+        excess = b.bitcast(b.trunc((wide >> 15).value, ir.VectorType(ir.IntType(8), 8)), ir.IntType(64))
         rows = [((x + (1 << 17)) >> 18) + 128 for x in _transform(_transpose(columns))]
         eight = ir.VectorType(ir.IntType(8), 8)
         for k, line in enumerate(_transpose([x.clip(0, 255) for x in rows])):
             first = b.gep(target, [b.add(where, b.mul(stride, ir.Constant(stride.type, k)))])
             b.store(b.trunc(line.value, eight), b.bitcast(first, eight.as_pointer()), align=1)
-        return context.get_dummy_value()
+        return excess
 
-    return nb.void(blocks, nb.uint64, plane, nb.uint64, nb.uint64), emit
+    return nb.uint64(blocks, nb.uint64, plane, nb.uint64, nb.uint64), emit
 
 
 @jit
 def put_row(blocks, mcus, across, down, colours, y, planes, offsets, strides):  # type: ignore[no-untyped-def]
     """Put the blocks of `mcus` MCUs, row y of those in view, into the planes (flat uint8, colour c from offsets[c] on).
 
-    An MCU is across x down blocks of luma, then one of each colour.
+    An MCU is across x down blocks of luma, then one of each colour.  Returns whether all levels stayed within the range
+    in which libjpeg-turbo computes the same.
     """
-    flat, n = blocks.reshape(-1), 0
+    flat, n, excess = blocks.reshape(-1), 0, _U(0)
     for mcu in range(mcus):
         for c in range(colours):
             wide, high = (across, down) if c == 0 else (1, 1)
             for k in range(wide * high):
                 line, column = 8 * (y * high + k // wide), 8 * (mcu * wide + k % wide)
                 where = offsets[c] + line * strides[c] + column
-                _inverse_dct(flat, _U(64 * n), planes, _U(where), _U(strides[c]))
+                excess |= _inverse_dct(flat, _U(64 * n), planes, _U(where), _U(strides[c]))
                 n += 1
+    return excess == 0
 
 
 @jit

@@ -10,7 +10,9 @@ Bits are read from a 64-bit word that always holds 56 or more; a symbol with its
 from __future__ import annotations
 
 import threading
+from functools import reduce
 from itertools import accumulate, pairwise
+from operator import or_
 
 import numpy as np
 
@@ -176,8 +178,10 @@ def decode_region(  # type: ignore[no-untyped-def]
         skip = 0 if seen else mcus
         if not read_row(stream, end, place, last, parts, tables, steps, mcus, max(first, skip), stop, blocks):
             return False
-        if seen:
-            put_row(blocks, stop - first, across, down, colours, row - above, planes, offsets, strides)
+        if np.abs(last).max() >= 1 << 30:  # libjpeg-turbo refuses sums beyond 32 bits
+            return False
+        if seen and not put_row(blocks, stop - first, across, down, colours, row - above, planes, offsets, strides):
+            return False
     unread = _I(8 * end) - (_I(8 * place[0]) - _I(place[2]))
     if unread < 0 or unread >= 8 or not _ends(data, marker):
         return False
@@ -198,7 +202,8 @@ class _Kept(threading.local):
     """What a thread keeps from file to file: the tables of the last one."""
 
     def __init__(self) -> None:
-        self.contents, self.found = (b"", b""), (0, 0)
+        self.contents: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
+        self.found = [0, 0]
         self.steps = np.zeros((4, 64), np.uint16)
         self.tables = (
             np.zeros((4, 1 << LOOK), np.uint16),
@@ -209,9 +214,12 @@ class _Kept(threading.local):
     def prepare(self, scan: Scan) -> bool:
         """Make the tables, unless they are the last file's; returns whether all that the scan uses are there."""
         if self.contents != (scan.steps, scan.tables):
-            steps = read_steps(np.frombuffer(scan.steps, np.uint8), self.steps)
-            tables = read_tables(np.frombuffer(scan.tables, np.uint8), *self.tables)
-            self.contents, self.found = (scan.steps, scan.tables), (steps, tables)
+            read = [
+                [read_steps(np.frombuffer(content, np.uint8), self.steps) for content in scan.steps],
+                [read_tables(np.frombuffer(content, np.uint8), *self.tables) for content in scan.tables],
+            ]
+            self.contents = (scan.steps, scan.tables)
+            self.found = [0 if 0 in bits else reduce(or_, bits, 0) for bits in read]
         steps, tables = self.found
         return all(tables >> dc & tables >> ac & steps >> row & 1 for _, dc, ac, row in scan.parts.tolist())
 

@@ -228,7 +228,7 @@ def test_kernels_goes_by_its_full_name_everywhere() -> None:
 def test_sizes() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {name: length for name, length in lengths.items() if length > 350} == {}
-    # A file for each method, family of kernels, stage of the engine and part of learning; a bound makes one more a choice.
+    # A file for each method, family of kernels, stage of the engine, part of learning; a bound makes one more a choice.
     assert len(FILES) <= 64
 
 
