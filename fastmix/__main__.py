@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -46,6 +47,7 @@ def _parser() -> _Parser:
     _add_show(commands)
     _add_pool(commands)
     _add_bench(commands)
+    _add_explain(commands)
     _add_demo(commands)
     return parser
 
@@ -111,6 +113,38 @@ def _add_bench(commands: Any) -> None:
     command.add_argument("--images", type=int, default=2048, help="most pictures an epoch, spread over the folder")
     command.add_argument("--json", action="store_true", help="machine and rows as JSON on stdout, and nothing else")
     command.add_argument("--plot", metavar="FILE", help="bars (.png .pdf .svg .jpg); needs matplotlib")
+
+
+def _add_explain(commands: Any) -> None:
+    text = "Draw what a trained classifier paints into masked pictures, class by class, beside the controls."
+    command = _add(commands, "explain", cli.explain, text, bars=True)
+    command.add_argument("model", metavar="MODEL", help="FILE.py:FUNCTION or MODULE:FUNCTION that returns the model")
+    command.add_argument("data", metavar="DATA", help="a folder with one subfolder a class, in the model's order")
+    command.add_argument("-o", "--output", required=True, metavar="FILE", help="the picture to write (.png .jpg .webp)")
+    command.add_argument("--judge", metavar="MODEL", help="a classifier of the same classes, trained independently")
+    for name, whose in (("", "the model"), ("judge-", "the judge")):
+        command.add_argument(f"--{name}weights", metavar="FILE", help=f"state_dict of {whose}")
+        dest = name or "model-"
+        command.add_argument(f"--{dest}args", type=json.loads, metavar="JSON", help=f"arguments of {whose}'s function")
+    command.add_argument("--classes", nargs="+", default=(), metavar="NAME", help="class folders; none: the first ten")
+    command.add_argument("--images", type=int, default=512, help="most pictures, spread over the classes")
+    command.add_argument("--masks", type=int, default=4, help="masks for each picture")
+    command.add_argument("--mode", default="random", help="of masking: random, progressive, independent or blank")
+    command.add_argument("--ratio", type=float, default=0.25, help="share that is hidden at a time")
+    command.add_argument("--patch", type=int, default=argparse.SUPPRESS, help="cells, px (default: size / 7)")
+    command.add_argument("--threshold", default="relative", help="relative, quantile, signed or raw")
+    command.add_argument("--level", type=float, default=0.25, help="of the threshold; of raw the step")
+    command.add_argument("--base", type=float, default=0.0, help="value of hidden pixels in 0..1")
+    command.add_argument("--size", type=int, default=224, help="side of the pictures, px")
+    command.add_argument("--whole", action="store_true", help="pictures have that size: no crop of the centre")
+    for name in ("mean", "std"):
+        text = f"{name} of each channel in 0..1 (default: ImageNet's)"
+        command.add_argument(f"--{name}", type=float, nargs=3, default=argparse.SUPPRESS, metavar="X", help=text)
+    command.add_argument("--batch-size", type=int, default=32, help="pictures a batch")
+    command.add_argument("--workers", type=int, default=2, help="threads that read; 0: the calling one")
+    command.add_argument("--device", default="cpu", help="of torch, such as cuda")
+    command.add_argument("--seed", type=int, default=0, help="names the masks and the other draws")
+    command.add_argument("--json", action="store_true", help="settings and figures as JSON on stdout, and nothing else")
 
 
 def _add_demo(commands: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ from .mixing import mix
 from .rng import Key
 from .types import Batch, Pool
 
-__all__ = ["METHODS", "PRESETS", "bench", "demo", "info", "pool_make", "pool_pack", "show"]
+__all__ = ["METHODS", "PRESETS", "bench", "demo", "explain", "info", "pool_make", "pool_pack", "show"]
 
 METHODS: dict[str, Any] = {
     "mixup": MixUp,
@@ -118,6 +118,27 @@ def bench(options: Namespace) -> None:
     print(json.dumps({"machine": machine(), "rows": rows}) if options.json else table(rows))
 
 
+def explain(options: Namespace) -> None:
+    """Draw what a classifier paints into masked pictures; controls in a table, or as JSON alone, on stdout."""
+    from .datasets import open_source
+    from .explain import Settings, facts, findings, load_model, page, study, table
+    from .learn.prototypes import Filling
+
+    _check_output(options.output, _PICTURES)
+    given = {"patch": max(1, options.size // 7), **vars(options)}
+    settings, how = Settings(**_settings(Settings, given)), Filling(**_settings(Filling, given))
+    source = open_source(options.data)
+    model = load_model(options.model, options.model_args, options.weights)
+    judge = load_model(options.judge, options.judge_args, options.judge_weights) if options.judge else None
+    report, names = study(model, judge, source, how, settings, not _has_bar(options)), source.classes or []
+    what = f"{report.pictures} pictures of {len(report.classes)} of {len(names)} classes, {report.masks} masks each"
+    page(f"{options.model} on {options.data}, {what}: {how}", report, names).save(options.output)
+    if options.json:
+        print(json.dumps({"settings": asdict(settings), "fill_in": asdict(how), **facts(report, names)}))
+    else:
+        print("\n".join([what, table(report), *findings(report), f"wrote {options.output}"]))
+
+
 def demo(options: Namespace, settings: Any = None, speed: Any = None) -> None:
     """Cut photographs, train on them, measure the loader, draw the methods.  settings, speed: for shorter runs."""
     from .bench import Settings as Speed
@@ -198,6 +219,11 @@ def _check_output(path: str, endings: tuple[str, ...]) -> None:
         raise ValueError(
             f"cannot write {path}: expected a file in a folder that exists, named *{' or *'.join(endings)}"
         )
+
+
+def _settings(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the given options that a dataclass has as fields."""
+    return {field.name: given[field.name] for field in fields(kind) if field.name in given}
 
 
 def _reason(extra: str) -> str | None:

@@ -107,7 +107,7 @@ def test_commands_are_understood() -> None:
     parser = _parser()
     found = [part for path in DOCUMENTS for line in commands(path) for part in line.split("&&")]
     ours = [part for part in map(str.strip, found) if part.startswith("fastmix ")]
-    assert {line.split()[1] for line in ours} == {"info", "show", "pool", "bench", "demo"}
+    assert {line.split()[1] for line in ours} == {"info", "show", "pool", "bench", "demo", "explain"}
     for line in ours:
         assert callable(parser.parse_args(shlex.split(line)[1:]).run)
 

@@ -1,8 +1,9 @@
 """What the training loop needs besides the loader: losses, and open-set recognition.  Needs torch."""
 
 try:
-    from . import openset, protocols
+    from . import openset, protocols, prototypes
     from .contrastive import contrastive_objective, nt_xent, nt_xent_mixed, supcon
+    from .gradmix import GradMixStep
     from .losses import jensen_shannon, pair_cross_entropy
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -10,6 +11,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError('fastmix.learn needs torch: pip install "fastmix[torch]"', name="torch") from error
 
 __all__ = [
+    "GradMixStep",
     "contrastive_objective",
     "jensen_shannon",
     "nt_xent",
@@ -17,5 +19,6 @@ __all__ = [
     "openset",
     "pair_cross_entropy",
     "protocols",
+    "prototypes",
     "supcon",
 ]
