@@ -74,24 +74,31 @@ def table(images: U8, tables: U8, out: U8, lo: int, hi: int) -> None:
         _levels.table(images[i], tables[i], out[i])
 
 
-def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
-    """See `Backend.mix`."""
-    height, width = images.shape[1:3]
-    slots = program.layers.shape[1] + 1
+def _mix_space(height: int, width: int, slots: int) -> tuple[NDArray[Any], ...]:
+    """Work space of `_fold.mix`; views cost more than asking for them, so those of the last call are kept."""
     line = 3 * width * max(_LINE // (3 * width), 1)
     # Lines and draws first: they want alignment, bytes do not.
     draws = 4 * line * 4
     pictures = draws + (line + 8) * 4
     pad = pictures + slots * height * width * 3
-    space = work_space(pad + _pad_bytes(height, width))
-    p = program
-    _fold.mix(
-        images, pool, p.layers, p.ops, p.steps, p.finish, p.ids, p.words, p.masks,
-        space[pictures:pad].reshape(slots, height, width, 3),
-        space[:draws].view(np.float32).reshape(4, line),
-        space[draws:pictures].view(np.uint32),
-        space[pad:], out, lo, hi,
-    )  # fmt: skip
+    space, size = work_space(pad + _pad_bytes(height, width)), (height, width, slots)
+    kept: Any = getattr(_local, "mix_space", None)
+    if kept is None or kept[0] is not space or kept[1] != size:
+        views = (
+            space[pictures:pad].reshape(slots, height, width, 3),
+            space[:draws].view(np.float32).reshape(4, line),
+            space[draws:pictures].view(np.uint32),
+            space[pad:],
+        )
+        kept = _local.mix_space = space, size, views
+    found: tuple[NDArray[Any], ...] = kept[2]
+    return found
+
+
+def mix(images: U8, pool: U8, program: Program, out: U8, lo: int, hi: int) -> None:
+    """See `Backend.mix`."""
+    p, space = program, _mix_space(images.shape[1], images.shape[2], program.layers.shape[1] + 1)
+    _fold.mix(images, pool, p.layers, p.ops, p.steps, p.finish, p.ids, p.words, p.masks, *space, out, lo, hi)
 
 
 def paste(

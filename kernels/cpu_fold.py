@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from . import Clip, Mode, Source, Where
-from .cpu_blend import draw_bits, load, round_, sum_, take_step
+from .cpu_blend import accumulate, draw_bits, load, take_step, to_levels, weighted_sum
 from .cpu_ops import apply_op
-from .cpu_warp import copy
+from .cpu_warp import clear, copy
 from .jit import jit
 
 # What becomes of a layer: rows [top, bottom) are read; its picture is that of layer `same`, which is itself unless an
@@ -19,7 +19,14 @@ from .jit import jit
 _PLAN = np.dtype(
     [("slot", np.int64), ("same", np.int64), ("top", np.int64), ("bottom", np.int64), ("window", np.bool_)], align=True
 )
-_NEXT = 3  # lines that take turns: the levels so far, the next ones, and what a step needs on the way; then the sums
+_TOTAL = 3  # the line of sums; lines 0, 1 and 2 take turns as the levels so far, the next ones, and what these need
+
+
+@jit
+def _covers(step, height, width):  # type: ignore[no-untyped-def]
+    """Whether a step changes every value of the picture."""
+    whole = step.top <= 0 and step.left <= 0 and step.bottom >= height and step.right >= width
+    return whole and step.where == Where.EVERYWHERE
 
 
 @jit
@@ -40,8 +47,7 @@ def _bounded(steps, height, width):  # type: ignore[no-untyped-def]
             below, above = below + min(b, 0.0), above + max(b, 0.0)
         else:
             return False
-        whole = step.top <= 0 and step.left <= 0 and step.bottom >= height and step.right >= width
-        if whole and step.where == Where.EVERYWHERE:
+        if _covers(step, height, width):
             low, high = below, above
         else:
             low, high = min(low, below), max(high, above)
@@ -90,8 +96,8 @@ def _plan(layers, ops, steps, plan):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _render(images, pool, row, layer, chain, top, bottom, scratch, spare, out):  # type: ignore[no-untyped-def]
-    """Put the layer's picture into out; only rows [top, bottom) of it are wanted.
+def _render(images, pool, row, layer, chain, part, scratch, spare, out):  # type: ignore[no-untyped-def]
+    """Put the rows of the layer's picture that are read, which `part` of the plan says, into out.
 
     spare: room for a picture between ops.
     """
@@ -107,32 +113,27 @@ def _render(images, pool, row, layer, chain, top, bottom, scratch, spare, out): 
             copy(pool[layer.index, layer.top + y, layer.left : layer.left + width].reshape(-1), source[y].reshape(-1))
     for k in range(n):
         target = out if (n - k) % 2 == 1 else spare
-        if k == n - 1:
-            apply_op(source, chain[k].code, chain[k].p, top, bottom, scratch, target)
-        else:
-            apply_op(source, chain[k].code, chain[k].p, 0, height, scratch, target)
+        begin, end = (part.top, part.bottom) if k == n - 1 else (np.int64(0), height)
+        apply_op(source, chain[k].code, chain[k].p, begin, end, scratch, target)
         source = target
 
 
 @jit
-def _render_all(images, pool, row, layers, ops, plan, scratch, spare, pictures):  # type: ignore[no-untyped-def]
-    """Give slots to the layers that need one, and render those that are not windows; returns the number of slots.
+def _take_slots(layers, ops, plan):  # type: ignore[no-untyped-def]
+    """Give slots to the layers that need one and return their number.
 
     Slots are taken in order, so that the same few stay in the cache.
     """
     used = 0
     for k in range(plan.shape[0]):
-        top, bottom = plan[k].top, plan[k].bottom
         plain = ops.shape[1] == 0 or ops[k, 0].code == 0
-        if top >= bottom or (plain and layers[k].source != Source.POOL):
+        if plan[k].top >= plan[k].bottom or (plain and layers[k].source != Source.POOL):
             continue
         if plan[k].same < k:
             plan[k].slot = plan[plan[k].same].slot
-            continue
-        if not plan[k].window:
-            _render(images, pool, row, layers[k], ops[k], top, bottom, scratch, spare, pictures[used])
-        plan[k].slot = used
-        used += 1
+        else:
+            plan[k].slot = used
+            used += 1
     return used
 
 
@@ -151,98 +152,142 @@ def _windows(pool, layers, plan, y0, y1, width, size, slots):  # type: ignore[no
 
 
 @jit
-def _fold(images, pool, pictures, layers, plan, steps, masks, row, identity, words, lines, draws, out):  # type: ignore[no-untyped-def]
+def _place(layers, plan, row, k, size):  # type: ignore[no-untyped-def]
+    """Where layer k starts, among the slots if it has one, else in the batch; -1 is the sample itself."""
+    if k >= 0 and plan[k].slot >= 0:
+        return np.uint64(plan[k].slot) * size
+    return np.uint64(row if k < 0 or layers[k].source == Source.SAMPLE else layers[k].index) * size
+
+
+@jit
+def _summands(steps, plan, height, width, layers, weights):  # type: ignore[no-untyped-def]
+    """The number of summands, at most 4, if the steps come to one weighted sum of whole layers, else 0.
+
+    layers[0, :] and weights[0, :] become the summands, in order; -1 is the sample itself.
+    """
+    # Rows 0 are the levels, `bare` ones being one layer as it is, and rows 1 the total.
+    count, summed, bare = 1, 0, True
+    layers[0, 0] = -1
+    for step in steps:
+        if not _covers(step, height, width) or plan[step.layer].window:
+            return 0
+        if step.mode == Mode.SET:
+            layers[0, 0] = step.layer
+            count, bare = 1, True
+        elif step.mode == Mode.SUM and bare and summed < 4:
+            layers[1, summed], weights[1, summed] = layers[0, 0], step.a
+            summed += 1
+        elif step.clip != Clip.NONE:
+            return 0
+        elif step.mode == Mode.TOTAL:
+            for k in range(summed):
+                layers[0, k], weights[0, k] = layers[1, k], weights[1, k]
+            count, bare = summed, False
+        elif step.mode == Mode.LINEAR and (bare or (step.a == 1 and count < 4)):
+            if bare:
+                weights[0, 0] = step.a
+            layers[0, count], weights[0, count] = step.layer, step.b
+            count, bare = count + 1, False
+        else:
+            return 0
+    return 0 if bare else count
+
+
+@jit
+def _sum_layers(images, pictures, layers, plan, row, count, summands, weights, bounded, out):  # type: ignore[no-untyped-def]
+    """The picture of a program that `_summands` has understood, in one go."""
+    places, rendered = np.zeros(4, np.uint64), np.zeros(4, np.bool_)
+    for k in range(count):
+        places[k] = _place(layers, plan, row, summands[k], np.uint64(out.size))
+        rendered[k] = summands[k] >= 0 and plan[summands[k]].slot >= 0
+    weighted_sum(images.reshape(-1), pictures.reshape(-1), rendered, places, weights, count, bounded, out.reshape(-1))
+
+
+@jit
+def _sum_part(step, x, at, top, bottom, y0, width, begun, line, total):  # type: ignore[no-untyped-def]
+    """SUM in rows [top, bottom) of the tile that begins with row y0: as one line, or row by row if it is narrower."""
+    rows = bottom - top if step.left == 0 and step.right == width else 1
+    n = np.uint64(3 * (step.right - step.left) * rows)
+    for y in range(top, bottom, rows):
+        skip = np.uint64(3 * ((y - y0) * width + step.left))
+        accumulate(x, at + skip, n, step.a, begun, line, total + skip)
+
+
+@jit
+def _change_part(step, line, at, y, of, top, bottom, y0, width, total, z, spare, masks, identity, words, draws):  # type: ignore[no-untyped-def]
+    """A step in rows [top, bottom) of the tile that begins with row y0, whose levels line[at :] it changes in place."""
+    rows = bottom - top if step.left == 0 and step.right == width else 1
+    n = np.uint64(3 * (step.right - step.left) * rows)
+    for r in range(top, bottom, rows):
+        skip, first = np.uint64(3 * ((r - y0) * width + step.left)), r * width + step.left
+        put = take_step(
+            step, line, at + skip, y, of + skip, first, n, line, total + skip, z, spare, masks, identity, words, draws
+        )
+        load(line, put, n, line, at + skip)
+
+
+@jit
+def _fold(images, pool, pictures, layers, plan, steps, masks, row, identity, words, bounded, lines, draws, out):  # type: ignore[no-untyped-def]
     """Run the steps on a few rows at a time: long lines for the loops, yet short enough for the first-level cache.
 
-    A step that spans the width takes its rows as one line, a narrower one row by row.  Levels that are a layer's bytes
-    stay where they lie until a step changes them.
+    Levels that are a layer's bytes stay where they lie until a step changes them.
     """
     height, width = images.shape[1], images.shape[2]
     size, pitch = np.uint64(3 * width * height), np.uint64(lines.shape[1])
     tile = max(lines.shape[1] // (3 * width), 1)
     sources, slots, line, made = images.reshape(-1), pictures.reshape(-1), lines.reshape(-1), out.reshape(-1)
-    bounded, total = _bounded(steps, height, width), np.uint64(_NEXT) * pitch
+    total = np.uint64(_TOTAL) * pitch
     for y0 in range(0, height, tile):
         y1 = min(y0 + tile, height)
         start, n = np.uint64(3 * width * y0), np.uint64(3 * width * (y1 - y0))
         _windows(pool, layers, plan, y0, y1, width, size, slots)
         # The levels are line[at :], in line `now` of lines, or while now is -1 the bytes levels[at :].
         now, levels, at, begun = -1, sources, np.uint64(row) * size + start, False
-        for k in range(steps.shape[0]):
-            step = steps[k]
+        for step in steps:
             mode, top, bottom = step.mode, max(step.top, y0), min(step.bottom, y1)
             if top >= bottom or step.left >= step.right:
                 continue
-            y, of, slot = sources, start, plan[step.layer].slot
-            if slot >= 0:
-                y, of = slots, np.uint64(slot) * size + (np.uint64(0) if plan[step.layer].window else start)
-            else:
-                of += np.uint64(row if layers[step.layer].source == Source.SAMPLE else layers[step.layer].index) * size
+            y = slots if plan[step.layer].slot >= 0 else sources
+            of = _place(layers, plan, row, step.layer, size) + (np.uint64(0) if plan[step.layer].window else start)
             full = step.left == 0 and step.right == width and bottom - top == y1 - y0
-            simple = full and step.where == Where.EVERYWHERE
-            if simple and mode == Mode.SET:
+            if mode == Mode.SET and full and step.where == Where.EVERYWHERE:
                 now, levels, at = -1, y, of
                 continue
-            if simple and mode == Mode.LINEAR and step.clip == Clip.NONE and step.a == 1 and 0 <= now < _NEXT:
-                sum_(y, of, n, step.b, True, line, at)
-                continue
-            if mode == Mode.TOTAL or (mode == Mode.SUM and not full):
-                if not begun:
-                    line[total : total + n] = 0
+            if now == _TOTAL and (mode == Mode.SUM or not full):
+                load(line, at, n, line, np.uint64(0))  # what changes sums or levels in place must find them apart
+                now, at = 0, np.uint64(0)
+            if not begun and (mode == Mode.TOTAL or (mode == Mode.SUM and not full)):
+                clear(line, total, total + n)
                 begun = True
-            if simple and mode == Mode.TOTAL and step.clip == Clip.NONE:
-                now, at = _NEXT, total
-                continue
-            if mode != Mode.SUM and not full and (now < 0 or now == _NEXT):
-                # A part is put back into the levels, which must be nobody else's.
+            if mode == Mode.SUM:
                 if now < 0:
-                    load(levels, at, n, line, np.uint64(0))
+                    _sum_part(step, levels, at, top, bottom, y0, width, begun, line, total)
                 else:
-                    load(line, at, n, line, np.uint64(0))
+                    _sum_part(step, line, at, top, bottom, y0, width, begun, line, total)
+                begun = True
+                continue
+            if mode == Mode.TOTAL and full and step.where == Where.EVERYWHERE and step.clip == Clip.NONE:
+                now, at = _TOTAL, total
+                continue
+            if not full and now < 0:
+                load(levels, at, n, line, np.uint64(0))
                 now, at = 0, np.uint64(0)
             z, spare = np.uint64((now + 1) % 3) * pitch, np.uint64((now + 2) % 3) * pitch
-            rows = bottom - top if step.left == 0 and step.right == width else 1
-            m = np.uint64(3 * (step.right - step.left) * rows)
-            for r in range(top, bottom, rows):
-                first = r * width + step.left
-                skip = np.uint64(3 * first) - start
-                if mode == Mode.SUM and now < 0:
-                    sum_(levels, at + skip, m, step.a, begun, line, total + skip)
-                elif mode == Mode.SUM:
-                    sum_(line, at + skip, m, step.a, begun, line, total + skip)
-                elif now < 0:
-                    at = take_step(
-                        step, levels, at, y, of, first, m, line, total, z, spare, masks, identity, words, draws
-                    )
-                    now = int(at // pitch)
-                else:
-                    put = take_step(
-                        step,
-                        line,
-                        at + skip,
-                        y,
-                        of + skip,
-                        first,
-                        m,
-                        line,
-                        total + skip,
-                        z,
-                        spare,
-                        masks,
-                        identity,
-                        words,
-                        draws,
-                    )
-                    if full:
-                        now, at = int(put // pitch), put
-                    else:
-                        load(line, put, m, line, at + skip)
-            begun |= mode == Mode.SUM
+            first = y0 * width
+            if not full:
+                _change_part(
+                    step, line, at, y, of, top, bottom, y0, width, total, z, spare, masks, identity, words, draws
+                )
+            elif now < 0:
+                at = take_step(step, levels, at, y, of, first, n, line, total, z, spare, masks, identity, words, draws)
+                now = int(at // pitch)
+            else:
+                at = take_step(step, line, at, y, of, first, n, line, total, z, spare, masks, identity, words, draws)
+                now = int(at // pitch)
         if now < 0:
-            for i in range(n):
-                made[start + i] = levels[at + i]
+            load(levels, at, n, made, start)
         else:
-            round_(line, at, n, bounded, made, start)
+            to_levels(line, at, n, bounded, made, start)
 
 
 @jit
@@ -252,16 +297,25 @@ def mix(images, pool, layers, ops, steps, finish, ids, words, masks, pictures, l
     Work space: pictures (L + 1, H, W, 3) uint8, lines (4, n) float32 and draws (n + 8) uint32 with n >= 3 W,
     scratch as for `warp`.
     """
-    height = images.shape[1]
+    height, width = images.shape[1], images.shape[2]
     plan = np.empty(layers.shape[1], _PLAN)
+    terms, weights = np.zeros((2, 4), np.int64), np.zeros((2, 4), np.float32)
     for i in range(lo, hi):
         own = out[i - lo]
         count = _plan(layers[i], ops[i], steps[i], plan)
-        used = _render_all(images, pool, i, layers[i], ops[i], plan, scratch, own, pictures)
+        used = _take_slots(layers[i], ops[i], plan)
+        for k in range(plan.shape[0]):
+            if plan[k].slot >= 0 and plan[k].same == k and not plan[k].window:
+                _render(images, pool, i, layers[i, k], ops[i, k], plan[k], scratch, own, pictures[plan[k].slot])
         made = own if finish[i].code == 0 else pictures[used]
-        _fold(images, pool, pictures, layers[i], plan, steps[i, :count], masks, i, ids[i], words, lines, draws, made)
+        active = steps[i, :count]
+        bounded, number = _bounded(active, height, width), _summands(active, plan, height, width, terms, weights)
+        if number > 0:
+            _sum_layers(images, pictures, layers[i], plan, i, number, terms[0], weights[0], bounded, made)
+        else:
+            _fold(images, pool, pictures, layers[i], plan, active, masks, i, ids[i], words, bounded, lines, draws, made)
         if finish[i].code != 0:
-            apply_op(made, finish[i].code, finish[i].p, 0, height, scratch, own)
+            apply_op(made, finish[i].code, finish[i].p, np.int64(0), height, scratch, own)
 
 
 @jit

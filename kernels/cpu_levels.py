@@ -166,7 +166,7 @@ def equalize(image, top, bottom, out):  # type: ignore[no-untyped-def]
     """`Op.EQUALIZE` of rows [top, bottom)."""
     counts = np.empty((3, 256), np.int32)
     histogram(image, counts)
-    tables = np.empty((3, 256), np.uint8)
+    tables, below = np.empty((3, 256), np.uint8), np.empty(256, np.float64)
     for c in range(3):
         last = 0
         total = 0
@@ -175,10 +175,13 @@ def equalize(image, top, bottom, out):  # type: ignore[no-untyped-def]
             if counts[c, v] > 0:
                 last = counts[c, v]
         step = (total - last) // 255
-        below = step // 2
+        sum_below = step // 2
         for v in range(256):
-            tables[c, v] = v if step == 0 else min(below // step, 255)
-            below += counts[c, v]
+            below[v] = sum_below
+            sum_below += counts[c, v]
+        for v in range(256):
+            # Half a unit keeps the quotient off whole numbers, so that float64 drops the right fraction.
+            tables[c, v] = v if step == 0 else min(np.int32((below[v] + 0.5) / step), np.int32(255))
     table(image[top:bottom], tables, out[top:bottom])
 
 

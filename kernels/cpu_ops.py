@@ -100,7 +100,7 @@ def _mean_grey(image):  # type: ignore[no-untyped-def]
     for start in range(0, source.shape[0], 3 * _CHUNK):
         n = np.uint64(min((source.shape[0] - start) // 3, _CHUNK))
         _split(source, np.uint64(start), n, planes)
-        _weigh(planes, n, False, line)
+        _weigh(planes, n, np.bool_(False), line)
         for i in range(n):
             total += line[i]
     return total / (source.shape[0] // 3)
@@ -123,9 +123,8 @@ def _smooth(image, top, bottom, out):  # type: ignore[no-untyped-def]
         row = target[y]
         for x in range(np.uint64(3), np.uint64(width * 3 - 3)):
             v = column[x - np.uint64(3)] + column[x] + column[x + np.uint64(3)] + (np.int16(here[x]) << np.int16(2))
-            row[x] = np.uint8(
-                np.int32((np.float32(np.int16(v)) + np.float32(6.5)) * np.float32(1 / 13))
-            )  # never next to a whole
+            # Rounded by half a unit of v, so the quotient is never next to a whole number.
+            row[x] = np.uint8(np.int32((np.float32(np.int16(v)) + np.float32(6.5)) * np.float32(1 / 13)))
 
 
 @jit
@@ -146,37 +145,31 @@ def _mirror(image, out):  # type: ignore[no-untyped-def]
 def apply_op(image, code, p, top, bottom, scratch, out):  # type: ignore[no-untyped-def]
     """Rows [top, bottom) of one op's picture; `out` must not overlap `image`.  scratch: as for `warp`."""
     seen, made = image[top:bottom], out[top:bottom]
-    if code == Op.AUTOCONTRAST:
-        autocontrast(image, p[0], False, top, bottom, out)
-    elif code == Op.FLOAT_AUTOCONTRAST:
-        autocontrast(image, 0.0, True, top, bottom, out)
+    if code == Op.AUTOCONTRAST or code == Op.FLOAT_AUTOCONTRAST:
+        cutoff = p[0] if code == Op.AUTOCONTRAST else 0.0
+        autocontrast(image, cutoff, code == Op.FLOAT_AUTOCONTRAST, top, bottom, out)
     elif code == Op.EQUALIZE:
         equalize(image, top, bottom, out)
     elif code == Op.POSTERIZE or code == Op.SOLARIZE or code == Op.INVERT or code == Op.FLOAT_POSTERIZE:
         point(seen, code, p[0], made)
     elif code == Op.BRIGHTNESS:
-        _enhance_flat(0.0, seen, p[0], made)
+        _enhance_flat(np.int64(0), seen, p[0], made)
     elif code == Op.CONTRAST:
         _enhance_flat(int(_mean_grey(image) + 0.5), seen, p[0], made)
-    elif code == Op.COLOR:
-        _grey(seen, False, made)
-        _enhance(seen, p[0], made)
+    elif code == Op.COLOR or code == Op.GRAYSCALE or code == Op.FLOAT_GRAYSCALE:
+        _grey(seen, code == Op.FLOAT_GRAYSCALE, made)
+        if code == Op.COLOR:
+            _enhance(seen, p[0], made)
     elif code == Op.SHARPNESS:
         _smooth(image, top, bottom, out)
         _enhance(seen, p[0], made)
-    elif code == Op.GRAYSCALE:
-        _grey(seen, False, made)
-    elif code == Op.FLOAT_GRAYSCALE:
-        _grey(seen, True, made)
     elif code == Op.MIRROR:
         _mirror(seen, made)
     elif code == Op.FLIP:
         for y in range(top, bottom):
             copy(image[image.shape[0] - 1 - y].reshape(-1), out[y].reshape(-1))
-    elif code == Op.WARP:
-        warp(image, p, False, top, bottom, scratch, out)
-    elif code == Op.FLOAT_WARP:
-        warp(image, p, True, top, bottom, scratch, out)
+    elif code == Op.WARP or code == Op.FLOAT_WARP:
+        warp(image, p, code == Op.FLOAT_WARP, top, bottom, scratch, out)
     else:
         copy(seen.reshape(-1), made.reshape(-1))
 
@@ -184,8 +177,9 @@ def apply_op(image, code, p, top, bottom, scratch, out):  # type: ignore[no-unty
 @jit
 def apply_ops(images, ops, scratch, out, lo, hi):  # type: ignore[no-untyped-def]
     """Op i of picture i, rows [lo, hi) of the batch."""
+    top = np.int64(0)  # no literal, for which Numba would compile everything once more
     for i in range(lo, hi):
-        apply_op(images[i], ops[i].code, ops[i].p, 0, images.shape[1], scratch, out[i])
+        apply_op(images[i], ops[i].code, ops[i].p, top, images.shape[1], scratch, out[i])
 
 
 @jit

@@ -56,31 +56,31 @@ def copy(source, target):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _clear(target, begin, end):  # type: ignore[no-untyped-def]
-    for i in range(begin, end):
+def clear(target, begin, end):  # type: ignore[no-untyped-def]
+    """target[begin:end] = 0."""
+    for i in range(np.uint64(begin), np.uint64(end)):
         target[i] = 0
 
 
 @jit
-def _pad(image, top, bottom, soft, scratch):  # type: ignore[no-untyped-def]
+def _pad(image, top, bottom, soft, padded):  # type: ignore[no-untyped-def]
     """Rows [top, bottom) of the picture with a border of one pixel, black (soft) or repeating the edge.
 
-    So no tap is outside.  Input row y is row y + 1 of the result.
+    So no tap is outside.  Input row y is row y + 1 of padded, whose rows have 3 W + 6 bytes.
     """
     height, width, _ = image.shape
-    padded = scratch[: (height + 2) * (3 * width + 6)].reshape(height + 2, 3 * width + 6)
-    rows = image.reshape(height, 3 * width)
+    values, n, pitch = image.reshape(-1), np.uint64(3 * width), 3 * width + 6
     for y in range(max(top, -1), min(bottom, height + 1)):
-        line = padded[y + 1]
         if soft and (y < 0 or y >= height):
-            line[:] = 0
+            clear(padded, pitch * (y + 1), pitch * (y + 2))
             continue
-        row = rows[min(max(y, 0), height - 1)]
-        copy(row, line[3:-3])
-        for c in range(3):
-            line[c] = 0 if soft else row[c]
-            line[3 * width + 3 + c] = 0 if soft else row[3 * width - 3 + c]
-    return padded
+        to, row = np.uint64(pitch * (y + 1)), n * np.uint64(min(max(y, 0), height - 1))
+        inner = to + np.uint64(3)
+        for i in range(n):
+            padded[inner + i] = values[row + i]
+        for c in range(np.uint64(3)):
+            padded[to + c] = 0 if soft else values[row + c]
+            padded[inner + n + c] = 0 if soft else values[row + n - np.uint64(3) + c]
 
 
 @jit
@@ -118,16 +118,16 @@ def _pixel(step, across, start, x):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _run_end(step, across, start, moves, inverse, x, position, end):  # type: ignore[no-untyped-def]
+def _run_end(step, across, start, moves, inverse, x, position, base, end):  # type: ignore[no-untyped-def]
     """The end of the run of output pixels that starts at x and keeps floor(position) - moves x: a guess, put right.
 
-    moves: 1 along the row, else 0.  inverse: 1 / (step - moves), 0 for a step that keeps it all along.
+    position: of x, and base, its floor.  moves: 1 along the row, else 0.
+    inverse: 1 / (step - moves), but 0 for a step that moves just so.
     """
-    kept, stop = int(np.floor(position)) - moves * x, end
+    kept, stop = int(base) - moves * x, end
     if inverse != 0.0:
-        part = position - np.floor(position)
-        distance = (1.0 - part) * inverse if inverse > 0.0 else part * -inverse
-        stop = min(x + 1 + int(min(distance, 1e9)), end)
+        distance = base + 1.0 - position if inverse > 0.0 else base - position
+        stop = min(x + 1 + int(min(distance * inverse, 1e9)), end)
     while stop > x + 1 and _pixel(step, across, start, stop - 1) - moves * (stop - 1) != kept:
         stop -= 1
     while stop < end and _pixel(step, across, start, stop) - moves * stop == kept:
@@ -171,22 +171,20 @@ def _blend_both(padded, above, below, pixel, dx, slope_x, dy, slope_y, bias, out
 
 
 @jit
-def _runs(padded, pitch, p, across_x, across_y, still_x, still_y, pixel, begin, end, bias, out, row):  # type: ignore[no-untyped-def]
+def _runs(padded, pitch, p, inverse, across_x, across_y, still_x, still_y, pixel, begin, end, bias, out, row):  # type: ignore[no-untyped-def]
     """One row, run by run; out[row] starts the row, whose bytes behind the last run may become anything."""
     slope_x, slope_y = np.float32(p[0] - 1.0), np.float32(p[3])
-    inverse_x = 0.0 if p[0] == 1.0 else 1.0 / (p[0] - 1.0)
-    inverse_y = 0.0 if p[3] == 0.0 else 1.0 / p[3]
     # The ends of the runs that keep the shift along the row, and of those that keep the row that is read.
     end_x, end_y = end if still_x else begin, end if still_y else begin
     x = begin
     while x < end:
         at_x, at_y = _position(p[0], across_x, p[2], x), _position(p[3], across_y, p[5], x)
-        if x == end_x:
-            end_x = _run_end(p[0], across_x, p[2], 1, inverse_x, x, at_x, end)
-        if x == end_y:
-            end_y = _run_end(p[3], across_y, p[5], 0, inverse_y, x, at_y, end)
-        stop = min(end_x, end_y)
         left, top = np.floor(at_x), np.floor(at_y)
+        if x == end_x:
+            end_x = _run_end(p[0], across_x, p[2], 1, inverse[0], x, at_x, left, end)
+        if x == end_y:
+            end_y = _run_end(p[3], across_y, p[5], 0, inverse[1], x, at_y, top, end)
+        stop = min(end_x, end_y)
         dx, dy = np.float32(at_x - left), np.float32(at_y - top)
         above = np.uint64((int(top) + 1) * pitch + 3 * (int(left) + 1))
         below = above + np.uint64(pitch)
@@ -272,7 +270,7 @@ def warp(image, p, soft, top, bottom, scratch, out):  # type: ignore[no-untyped-
     """Rows [top, bottom) of out(X, Y) = image(aX + bY + c, dX + eY + f), p = (a, b, c, d, e, f).
 
     `Op.WARP`: a hard edge, fraction dropped.  `Op.FLOAT_WARP` (soft): black blended in at the edge, rounded.
-    scratch: at least (H + 2) (3 W + 6) bytes.
+    scratch: at least (H + 2) (3 W + 6) + 64 bytes.
     """
     height, width, _ = image.shape
     still_x = p[0] == 1.0 and p[1] == 0.0 and p[2] == np.floor(p[2])
@@ -288,55 +286,28 @@ def warp(image, p, soft, top, bottom, scratch, out):  # type: ignore[no-untyped-
     above, below = p[4] * top + p[5], p[4] * bottom + p[5]
     corners = (above, below, p[3] * width + above, p[3] * width + below)
     _pad(image, int(max(min(corners), -2.0)) - 2, int(min(max(corners), height + 2.0)) + 3, soft, scratch)
-    targets, flat = out.reshape(height, width * 3), out.reshape(-1)
+    flat, pitch = out.reshape(-1), 3 * width + 6
     pixel = np.empty(3 * width, np.float32)
     for i in range(3 * width):
         pixel[i] = i // 3
-    lines, parts, places = (
-        np.empty((4, 3 * width + 1), np.uint8),
-        np.empty((4, 3 * width), np.float32),
-        np.empty(width, np.int32),
-    )
     long_runs = abs(p[0] - 1.0) + abs(p[3]) < _LONG_RUNS
+    inverse = 0.0 if p[0] == 1.0 else 1.0 / (p[0] - 1.0), 0.0 if p[3] == 0.0 else 1.0 / p[3]
+    room = 0 if long_runs else width
+    places, parts = np.empty(room, np.int32), np.empty((4, 3 * room), np.float32)
+    taps = np.empty((4, 3 * room + 1), np.uint8)
     for y in range(top, bottom):
         across_x, across_y = p[1] * (y + 0.5), p[4] * (y + 0.5)
-        begin, end = _inside(p[0], across_x, p[2], low, width - low, 0, width)
+        begin, end = _inside(p[0], across_x, p[2], low, width - low, np.int64(0), width)
         begin, end = _inside(p[3], across_y, p[5], low, height - low, begin, end)
-        target = targets[y]
+        row = 3 * width * y
         if begin >= end:
-            _clear(target, 0, 3 * width)
+            clear(flat, row, row + 3 * width)
             continue
         if long_runs:
-            _runs(
-                scratch,
-                3 * width + 6,
-                p,
-                across_x,
-                across_y,
-                still_x,
-                still_y,
-                pixel,
-                begin,
-                end,
-                bias,
-                flat,
-                3 * width * y,
-            )
+            _runs(scratch, pitch, p, inverse, across_x, across_y, still_x, still_y, pixel, begin, end, bias, flat, row)
         else:
-            _gather(
-                scratch,
-                3 * width + 6,
-                p,
-                across_x,
-                across_y,
-                begin,
-                end,
-                bias,
-                places,
-                parts,
-                lines,
-                flat,
-                np.uint64(3 * width * y),
-            )
-        _clear(target, 0, 3 * begin)
-        _clear(target, 3 * end, 3 * width)
+            _gather(scratch, pitch, p, across_x, across_y, begin, end, bias, places, parts, taps, flat, np.uint64(row))
+        if begin > 0:
+            clear(flat, row, row + 3 * begin)
+        if end < width:
+            clear(flat, row + 3 * end, row + 3 * width)

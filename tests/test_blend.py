@@ -243,3 +243,10 @@ def test_layer_ops_are_the_ops(backend: Backend) -> None:
     made = run_mix(backend, images, programs)
     for image, op, out in zip(images, np.asarray(ops, OP), made, strict=True):
         np.testing.assert_array_equal(out, run_op(backend, image, op))
+
+
+def test_a_sum_after_the_total_leaves_the_levels_alone(backend: Backend) -> None:
+    images = np.stack([picture(1, (6, 7)), picture(2, (6, 7))])
+    steps = ({"mode": Mode.SUM, "a": 0.25}, {"mode": Mode.TOTAL}, {"mode": Mode.SUM, "a": 1.0})
+    made = run_mix(backend, images, program(2, (6, 7), *steps))
+    np.testing.assert_array_equal(made, np.floor(0.25 * images + 0.5))
