@@ -28,7 +28,8 @@ from .samples import KEPT, Cuts, Space, cut, draw_cuts, failure, read
 
 _REPLACEMENTS = 16  # samples that are tried in place of a bad one
 _NOTHING = np.uint8(0)
-_SEVERAL = 4  # rows of a task that only mixes: less work each than reading
+_SEVERAL = 4  # most rows of a task that reads files: code and tables stay in the caches from one to the next
+_SHARE = 32  # tasks that a batch of files makes at least, if it has so many rows: there may be as many threads
 
 
 class Task(NamedTuple):
@@ -69,7 +70,7 @@ class Job:
         self.cuts: Cuts
         self._lend = lend
         self._items: list[Item] | None = None
-        self._in_blocks = False
+        self._in_blocks, self._step = False, 1
         self._crops: U8 | None = None
         self._pool = recipe.pool
 
@@ -77,7 +78,7 @@ class Job:
         """The tasks of each phase, to be asked for when those before are done without errors."""
         n, chunk = len(self.samples), self.recipe.chunk
         yield [Task(-2, "draw", self._draw), Task(-1, "read", self._fetch)]
-        step = chunk if self._in_blocks else 1
+        step = self._step = chunk if self._in_blocks else max(1, min(_SEVERAL, n // _SHARE))
         yield [Task(low, "mix", partial(self._make, low, min(low + step, n))) for low in range(0, n, step)]
         if self._crops is not None:
             several = max(chunk, _SEVERAL)
@@ -97,8 +98,10 @@ class Job:
         error = self.errors[row]
         if isinstance(error, FastmixError):
             return error
-        if row >= 0 and not self._in_blocks and self.labels[row] is None:  # not even an Exception, such as SystemExit
-            made = failure(error, "read", self.recipe.source, int(self.samples[row]))
+        rows = range(row, min(row + self._step, len(self.samples))) if row >= 0 and not self._in_blocks else ()
+        unread = [int(self.samples[each]) for each in rows if self.labels[each] is None]
+        if unread:  # not even an Exception, such as SystemExit
+            made = failure(error, "read", self.recipe.source, unread[0])
         else:
             made = FastmixError(f"{type(error).__name__}: {error}", stage=stages[row])
         made.__cause__ = error
@@ -137,7 +140,8 @@ class Job:
         if self._in_blocks:
             self._cut_block(low, high, crops)
         else:
-            self._cut_row(low, crops, space)
+            for row in range(low, high):
+                self._cut_row(row, crops[row - low : row - low + 1], space)
         if alone:
             for view, params in enumerate(self.views):
                 program = None if params is None else rows(params.program, low, high)
@@ -259,7 +263,7 @@ def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> i
     mates = ahead * batch_size * picture if has_partners(recipe) else 0
     layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
     lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
-    space = 2 * KEPT + (recipe.chunk + max(recipe.chunk, _SEVERAL)) * picture + (layers + 2) * picture + lines
+    space = 2 * KEPT + 2 * max(recipe.chunk, _SEVERAL) * picture + (layers + 2) * picture + lines
     return values + mates + threads * space + recipe.pool.nbytes
 
 

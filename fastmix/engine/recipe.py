@@ -23,7 +23,7 @@ OUTPUTS = ("float32", "float16", "bfloat16", "uint8")
 LABELS = (None, "soft", "pair")
 ON_ERROR = ("raise", "replace")
 _CACHE = 1 << 18  # bytes of pictures that a kernel call works on, so that the next one finds them in a core's cache
-_CHUNK = 32  # most pictures of a call
+_CHUNK = 64  # most pictures of a call
 
 
 @dataclass(frozen=True)
