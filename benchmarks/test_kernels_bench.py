@@ -159,4 +159,4 @@ def test_attractor(time: Time, side: int) -> None:
 
 def test_ops_are_all_timed() -> None:
     timed = {spec.code for spec in (*PILLOW.values(), *FLOAT.values())}
-    assert set(Op) - timed == {Op.NONE, Op.GRAYSCALE, Op.FLIP}, "what no method draws"
+    assert set(Op) - timed == {Op.NONE, Op.GRAYSCALE, Op.FLIP, Op.HUE, Op.SHRINK}, "what no preset draws"

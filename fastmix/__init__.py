@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .datasets import ArrayDataset
+    from .engine.jitter import ColorJitter
     from .loaders.torch import DataLoader
     from .methods.augmix import AugMix
     from .methods.cutmix import CutMix
@@ -26,6 +27,7 @@ __all__ = [
     "ArrayDataset",
     "AugMix",
     "Batch",
+    "ColorJitter",
     "CutMix",
     "DataLoader",
     "FastmixError",
@@ -47,6 +49,7 @@ __all__ = [
 _METHODS = ("AugMix", "CutMix", "IPMix", "LayerMix", "MixUp", "PixMix")
 _HOMES = {
     "datasets": ("ArrayDataset",),
+    "engine.jitter": ("ColorJitter",),
     "loaders.torch": ("DataLoader",),
     "mixing": ("mix",),
     "pools": ("default_pool", "make_pool", "pack_pool"),

@@ -237,6 +237,8 @@ def describe(op: Any) -> str:
         return f"{name} {p[0]:.0f}"
     if code in (Op.COLOR, Op.CONTRAST, Op.BRIGHTNESS, Op.SHARPNESS):
         return f"{name} {p[0]:.2f}"
+    if code is Op.HUE:
+        return f"{name} {p[0]:+.2f} turns"
     return name
 
 

@@ -37,6 +37,7 @@ class Stream(IntEnum):
     BETA = 6
     BOX = 8
     WEIGHTS = 9
+    JITTER = 11
     METHOD = 16
     PIXELS = 64  # + number of the step: the per-pixel draws inside a kernel
 

@@ -88,7 +88,11 @@ def check_range(labels: NDArray[Any], num_classes: int) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """images: (N, H, W, 3) uint8 RGB.  maps: (N, h, w) float32 in [0, 1] or None."""
+    """images: (N, H, W, 3) uint8 RGB.  maps: (N, h, w) float32, what a model looks at in them, or None.
+
+    A map has h x w cells of equal size, whatever the picture's; the larger a value, the more the model looks there, and
+    NaN is unknown.  Only ratios inside a map count, so any scale will do.
+    """
 
     images: NDArray[np.uint8]
     targets: Targets
@@ -171,5 +175,5 @@ class Method(Protocol):
         ...
 
     def draw(self, key: Key, batch: Batch) -> Params:
-        """Draw the programs of `batch`; reads only the ids and the picture size."""
+        """Draw the programs of `batch`; reads only the ids, the picture size, and the maps if it uses them."""
         ...

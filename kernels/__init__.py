@@ -49,6 +49,8 @@ class Op(IntEnum):
     FLOAT_POSTERIZE = 15  # p0 bits: floor(x 2^bits) / 2^bits of x in [0, 1]
     FLOAT_AUTOCONTRAST = 16
     FLOAT_GRAYSCALE = 17  # 0.2989 R + 0.587 G + 0.114 B
+    HUE = 18  # p0 shift in turns, -0.5..0.5: H of Pillow's HSV, a byte, moves by trunc(255 p0) modulo 256
+    SHRINK = 19  # p = (top, left, bottom, right), whole pixels: all of the picture resized into that box, black around
 
 
 class Source(IntEnum):
@@ -161,9 +163,9 @@ class Program:
 class Backend(Protocol):
     """Every kernel once.
 
-    Backends agree to the bit but in three places, which a level may separate: `crop_resize`; a warp, where a value is
-    next to a whole number (1e-4 of the values of a photograph); a power, where one is next to a rounding edge (at most
-    1e-3).
+    Backends agree to the bit but in three places, which a level may separate: `crop_resize` and `Op.SHRINK`; a warp,
+    where a value is next to a whole number (1e-4 of the values of a photograph); a power, where one is next to a
+    rounding edge (at most 1e-3).
     """
 
     def crop_resize(
@@ -179,7 +181,8 @@ class Backend(Protocol):
     def op(self, images: U8, ops: Records, out: U8, lo: int, hi: int) -> None:
         """Apply ops[i] (N, OP) to images[i]: the op suite.  NONE copies.
 
-        Equal to Pillow for the ops that carry its names; `Op.WARP` as in `warp`.
+        Equal to Pillow for the ops that carry its names; `Op.WARP` as in `warp`, `Op.SHRINK` as in
+        `crop_resize`.
         """
 
     def warp(self, images: U8, matrices: F64, out: U8, lo: int, hi: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from . import Op
+from .cpu_colour import hue
 from .cpu_levels import autocontrast, equalize, point
+from .cpu_resize import crop_resize
 from .cpu_warp import copy, warp
 from .jit import jit
 
@@ -142,6 +144,18 @@ def _mirror(image, out):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _shrink(image, p, top, bottom, out):  # type: ignore[no-untyped-def]
+    """All of the picture, resized into the box p, whatever rows of it are asked for; black in the rest of these."""
+    height, width, _ = image.shape
+    first, left, last, right = int(p[0]), int(p[1]), int(p[2]), int(p[3])
+    rows = out[top:bottom].reshape(-1)
+    for i in range(rows.shape[0]):
+        rows[i] = 0
+    if first < last and left < right:
+        crop_resize(image, 0.0, 0.0, float(width), float(height), np.bool_(False), out[first:last, left:right])
+
+
+@jit
 def apply_op(image, code, p, top, bottom, scratch, out):  # type: ignore[no-untyped-def]
     """Rows [top, bottom) of one op's picture; `out` must not overlap `image`.  scratch: as for `warp`."""
     seen, made = image[top:bottom], out[top:bottom]
@@ -163,6 +177,8 @@ def apply_op(image, code, p, top, bottom, scratch, out):  # type: ignore[no-unty
     elif code == Op.SHARPNESS:
         _smooth(image, top, bottom, out)
         _enhance(seen, p[0], made)
+    elif code == Op.HUE:
+        hue(seen, p[0], made)
     elif code == Op.MIRROR:
         _mirror(seen, made)
     elif code == Op.FLIP:
@@ -170,6 +186,8 @@ def apply_op(image, code, p, top, bottom, scratch, out):  # type: ignore[no-unty
             copy(image[image.shape[0] - 1 - y].reshape(-1), out[y].reshape(-1))
     elif code == Op.WARP or code == Op.FLOAT_WARP:
         warp(image, p, code == Op.FLOAT_WARP, top, bottom, scratch, out)
+    elif code == Op.SHRINK:
+        _shrink(image, p, top, bottom, out)
     else:
         copy(seen.reshape(-1), made.reshape(-1))
 

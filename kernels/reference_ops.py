@@ -122,6 +122,35 @@ def _grayscale(image: U8, _p: F64) -> U8:
     return _grey(luma(image))
 
 
+def _hue_byte(image: U8) -> Any:
+    """(H, W) the H of Pillow's HSV, 0..255: its quotients are float32, its sums float64."""
+    levels = image.astype(np.int64)
+    high, span = levels.max(-1), np.ptp(levels, axis=-1)
+    below = (high[..., None] - levels).astype(np.float32) / np.maximum(span, 1)[..., None].astype(np.float32)
+    r, g, b = (below[..., c].astype(np.float64) for c in range(3))
+    sixths = np.select([levels[..., 0] == high, levels[..., 1] == high], [b - g, 2 + r - b], 4 + g - r)
+    turn = (sixths.astype(np.float32) / np.float64(6) + 1) % 1
+    return np.trunc(turn.astype(np.float32) * np.float64(255)).astype(np.int64)
+
+
+def _hue(image: U8, p: F64) -> U8:
+    """To Pillow's HSV, three bytes, and back."""
+    value, span = image.max(-1).astype(np.int64), np.ptp(image, axis=-1).astype(np.int64)
+    saturation = 255 * span // np.maximum(value, 1)
+    sixth, part = np.divmod(6 * ((_hue_byte(image) + int(255 * p[0])) % 256), 255)
+
+    def level(share: Any) -> Any:
+        """value (1 - share / 255^2), to nearest; never half-way."""
+        return (2 * value * (65025 - share) + 65025) // 130050
+
+    least, falling, rising = level(255 * saturation), level(saturation * part), level(saturation * (255 - part))
+    sixth %= 6
+    red = np.choose(sixth, [value, falling, least, least, rising, value])
+    green = np.choose(sixth, [rising, value, value, falling, least, least])
+    blue = np.choose(sixth, [least, least, rising, value, value, falling])
+    return np.stack([red, green, blue], axis=-1).astype(np.uint8)
+
+
 def _mirror(image: U8, _p: F64) -> U8:
     return image[:, ::-1]
 
@@ -182,6 +211,15 @@ def _float_warp(image: U8, p: F64) -> U8:
     return np.floor(_bilinear(image, *_coordinates(image.shape, p), zeros=True) + 0.5).astype(np.uint8)
 
 
+def _shrink(image: U8, p: F64) -> U8:
+    top, left, bottom, right = (int(v) for v in p[:4])
+    out = np.zeros_like(image)
+    if top < bottom and left < right:
+        whole = np.array([0, 0, image.shape[1], image.shape[0]], np.float64)
+        out[top:bottom, left:right] = resize(image, whole, bottom - top, right - left)
+    return out
+
+
 _OPS: dict[Op, Callable[[U8, F64], U8]] = {
     Op.NONE: lambda image, _p: image,
     Op.AUTOCONTRAST: _autocontrast,
@@ -201,6 +239,8 @@ _OPS: dict[Op, Callable[[U8, F64], U8]] = {
     Op.FLOAT_POSTERIZE: _float_posterize,
     Op.FLOAT_AUTOCONTRAST: _float_autocontrast,
     Op.FLOAT_GRAYSCALE: _float_grayscale,
+    Op.HUE: _hue,
+    Op.SHRINK: _shrink,
 }
 
 

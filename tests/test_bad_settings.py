@@ -85,7 +85,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
         for value in ((0, 1), (0.5, 0.1), (1,), 0.5, (NAN, 1))
     ),
     *(({"ratio": value}, "ratio is .*, expected 0 < low <= high") for value in ((0, 1), (2, 1), 1, (1, float("inf")))),
-    *(({"views": value}, f"views is {value}, expected 1 or 3") for value in (2, 0, -1)),
+    *(({"views": value}, f"views is {value}, expected 1, 2 or 3") for value in (0, 4, -1)),
     ({"views": 3, "mix": MixUp()}, "views is 3 and mix is MixUp.*: pass another, or views=1"),
     *(({"num_classes": value}, f"num_classes is {value!r}, expected an integer >= 1") for value in (0, -1, 2.5, "3")),
     ({"num_classes": 3}, r"labels run from \d to \d, expected 0\.\.2 \(num_classes=3\): pass num_classes=\d"),

@@ -152,7 +152,7 @@ SMALL = Pool(np.zeros((2, 16, 16, 3), np.uint8))
         ({"labels": "hard"}, ValueError, "labels is 'hard', expected one of"),
         ({"on_error": "skip"}, ValueError, "on_error is 'skip', expected one of"),
         ({"device": "cuda"}, ValueError, "device is 'cuda', expected None or 'cpu'"),
-        ({"views": 2}, ValueError, "views is 2, expected 1 or 3"),
+        ({"views": 4}, ValueError, "views is 4, expected 1, 2 or 3"),
         ({"views": 3}, ValueError, "views is 3 and mix is None, expected a method that keeps labels"),
         ({"views": 3, "mix": fastmix.MixUp()}, ValueError, "views is 3 and mix is MixUp"),
         ({"collate_fn": list}, ValueError, "collate_fn is <class 'list'>, expected None"),

@@ -48,11 +48,20 @@ class Bad(NamedTuple):
     reason: str
 
 
+class View(NamedTuple):
+    """A picture that is made of each sample: which of its crops, and how that is mixed, if it is."""
+
+    crop: int
+    params: Params | None = None
+
+
 class Job:
     """The making of one batch.
 
     samples: (N,) int64 numbers in the source.  ids: (N,) int64 names of their draws.
     out: the memory of the batch, views after each other, of the shape and dtype that the recipe's output says.
+    cuts, jitters, views: what was drawn; `jitters` has a program for each crop if the recipe jitters, and `params` are
+    those of the mixed views.
     lend: gives memory for pictures, (count of bytes) -> flat uint8.
 
     When all phases are done, `out` holds the pictures and `targets` the labels; `errors` has what was raised, and `bad`
@@ -66,8 +75,9 @@ class Job:
         self.errors: dict[int, BaseException] = {}
         self.bad: dict[int, Bad] = {}
         self.stand_ins: dict[int, int] = {}
-        self.views: list[Params | None] = [None]
-        self.cuts: Cuts
+        self.cuts: list[Cuts] = []
+        self.jitters: list[Program] = []
+        self.views: list[View] = []
         self._lend = lend
         self._items: list[Item] | None = None
         self._in_blocks, self._step = False, 1
@@ -110,15 +120,16 @@ class Job:
     def _draw(self, _space: Space) -> None:
         """Everything that is left to chance."""
         recipe = self.recipe
-        self.cuts = draw_cuts(recipe.crop, self.key, self.ids)
-        if recipe.method is None:
-            return
-        drawn = draw(recipe, self.key, self.ids)
-        self.views = [*([None] if recipe.views > 1 else []), *drawn]
+        keys = [replace(self.key, view=crop) for crop in range(recipe.crops)]
+        self.cuts = [draw_cuts(recipe.crop, key, self.ids) for key in keys]
+        if recipe.jitter is not None:
+            self.jitters = [recipe.jitter.draw(key, self.ids, recipe.crop.size) for key in keys]
+        drawn = [] if recipe.method is None else draw(recipe, self.key, self.ids)
+        clean = range(recipe.pictures - len(drawn))
+        self.views = [*map(View, clean), *(View(min(i, recipe.crops - 1), params) for i, params in enumerate(drawn))]
         if any(has_mates(params.program) for params in drawn):
-            shape = (len(self.samples), *recipe.crop.size, 3)
-            count = int(np.prod(shape))
-            self._crops = self._lend(count)[:count].reshape(shape)
+            shape = (recipe.crops, len(self.samples), *recipe.crop.size, 3)
+            self._crops = self._lend(math.prod(shape))[: math.prod(shape)].reshape(shape)
 
     def _fetch(self, _space: Space) -> None:
         """What the source hands out for many samples at once."""
@@ -134,24 +145,27 @@ class Job:
             self._items = None  # ask for them one by one, to learn which of them is bad
 
     def _make(self, low: int, high: int, space: Space) -> None:
-        """Read and cut rows; mix them, too, if they need no mates."""
-        size, alone = self.recipe.crop.size, self._crops is None
-        crops = space.pictures("crops", high - low, size) if self._crops is None else self._crops[low:high]
+        """Read, cut and jitter rows; mix them, too, if they need no mates."""
+        size, counts, alone = self.recipe.crop.size, (self.recipe.crops, high - low), self._crops is None
+        crops = space.pictures("crops", size, *counts) if self._crops is None else self._crops[:, low:high]
+        raw = space.pictures("raw", size, *counts) if self.jitters else crops
         if self._in_blocks:
-            self._cut_block(low, high, crops)
+            self._cut_block(low, high, raw)
         else:
             for row in range(low, high):
-                self._cut_row(row, crops[row - low : row - low + 1], space)
+                self._cut_row(row, raw[:, row - low : row - low + 1], space)
+        for crop, jitter in enumerate(self.jitters):
+            backend_for(raw).mix(raw[crop], self._pool, rows(jitter, low, high), crops[crop], 0, high - low)
         if alone:
-            for view, params in enumerate(self.views):
+            for view, (crop, params) in enumerate(self.views):
                 program = None if params is None else rows(params.program, low, high)
-                self._write(view, crops, program, low, 0, high - low, space)
+                self._write(view, crops[crop], program, low, 0, high - low, space)
 
     def _mix(self, low: int, high: int, space: Space) -> None:
         """Mix rows with their mates."""
         assert self._crops is not None
-        for view, params in enumerate(self.views):
-            self._write(view, self._crops, None if params is None else params.program, low, low, high, space)
+        for view, (crop, params) in enumerate(self.views):
+            self._write(view, self._crops[crop], None if params is None else params.program, low, low, high, space)
 
     def _write(
         self, view: int, crops: U8, program: Program | None, first: int, low: int, high: int, space: Space
@@ -160,7 +174,7 @@ class Job:
         backend, output, n = backend_for(crops), self.recipe.output, len(self.samples)
         pictures = crops[low:high]
         if program is not None:
-            pictures = space.pictures("mixed", high - low, self.recipe.crop.size)
+            pictures = space.pictures("mixed", self.recipe.crop.size, high - low)
             backend.mix(crops, self._pool, program, pictures, low, high)
         out = self.out[view * n + first : view * n + first + high - low]
         backend.to_float(pictures, output.table, out, output.channels_last, 0, high - low)
@@ -171,12 +185,13 @@ class Job:
         pictures, labels = block
         size = pictures.shape[1:3]
         try:
-            if self.cuts.windows is not None:
-                self.cuts.place(low, *size)
-                backend_for(pictures).op(pictures, self.cuts.windows[low:high], out, 0, high - low)
-            else:
-                for i, row in enumerate(range(low, high)):
-                    cut(pictures[i], self.cuts.place(row, *size), 1, self.cuts, row, out[i : i + 1])
+            for cuts, made in zip(self.cuts, out, strict=True):
+                if cuts.windows is not None:
+                    cuts.place(low, *size)
+                    backend_for(pictures).op(pictures, cuts.windows[low:high], made, 0, high - low)
+                else:
+                    for i, row in enumerate(range(low, high)):
+                        cut(pictures[i], cuts.place(row, *size), 1, cuts, row, made[i : i + 1])
         except ValueError as error:
             raise failure(error, "crop", self.recipe.source, int(self.samples[low])) from error
         self.labels[low:high] = labels
@@ -208,7 +223,7 @@ class Job:
 
     def _label(self, _space: Space) -> None:
         targets = Targets.of(self.samples, _as_array(self.labels))
-        drawn = self.views[-1]
+        drawn = self.views[-1].params if self.recipe.views != 2 else None
         self.targets = targets if drawn is None else merge(targets, drawn.partner, drawn.weight)
 
 
@@ -247,9 +262,9 @@ def jobs(recipe: Recipe, order: Order, run: Run, kept: Kept, ahead: int) -> Iter
     finished = kept.buffers("finished", ahead + 2, recipe.output.table.dtype)
     raw = kept.buffers("raw", ahead, np.uint8)
     for samples, ids in batches:
-        shape = recipe.output.shape(recipe.views * len(samples), size)
+        shape = recipe.output.shape(recipe.pictures * len(samples), size)
         count = math.prod(shape)
-        full = math.prod(recipe.output.shape(recipe.views * (order.batch_size or 0), size))
+        full = math.prod(recipe.output.shape(recipe.pictures * (order.batch_size or 0), size))
         yield Job(recipe, key, samples, ids, finished.lend(max(count, full))[:count].reshape(shape), raw.lend)
 
 
@@ -259,11 +274,12 @@ def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> i
     With a method that mixes samples with each other, also the crops of `ahead` batches.
     """
     picture = int(np.prod(recipe.crop.size)) * 3
-    values = (ahead + 2) * batch_size * recipe.views * picture * recipe.output.table.itemsize
-    mates = ahead * batch_size * picture if has_partners(recipe) else 0
+    values = (ahead + 2) * batch_size * recipe.pictures * picture * recipe.output.table.itemsize
+    mates = ahead * batch_size * recipe.crops * picture if has_partners(recipe) else 0
     layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
     lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
-    space = 2 * KEPT + 2 * max(recipe.chunk, _SEVERAL) * picture + (layers + 2) * picture + lines
+    held = 1 + recipe.crops * (1 if recipe.jitter is None else 2)
+    space = 2 * KEPT + held * max(recipe.chunk, _SEVERAL) * picture + (layers + 2) * picture + lines
     return values + mates + threads * space + recipe.pool.nbytes
 
 

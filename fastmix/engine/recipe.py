@@ -15,6 +15,7 @@ from ..datasets import Source, known_labels
 from ..kernels import U8
 from ..pools import check_pool, open_pool
 from ..types import FastmixError, Method, Targets, check_range, one_hot
+from .jitter import ColorJitter
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -77,8 +78,10 @@ class Output:
 class Recipe:
     """Everything that decides what a sample becomes, whoever makes it and when.
 
-    method: one that is enabled and has its pool, or None.  views: 1, or 3 for (clean, mixed, mixed).
+    method: one that is enabled and has its pool, or None.
+    views: 1; 2 for (view 1, view 2), followed by (mixed 1, mixed 2) if there is a method; 3 for (clean, mixed, mixed).
     replace: whether a bad sample gives way to another one; `anywhere`: to any of the source, else to one of its batch.
+    jitter: of the colours of each crop, before it is mixed.
     """
 
     source: Source
@@ -88,6 +91,15 @@ class Recipe:
     views: int = 1
     replace: bool = False
     anywhere: bool = True
+    jitter: ColorJitter | None = None
+
+    def __post_init__(self) -> None:
+        """Check what is not checked on its own."""
+        if self.jitter is not None and not isinstance(self.jitter, ColorJitter):
+            raise TypeError(
+                f"jitter is {self.jitter!r}, expected None or fastmix's own, which is drawn by key: "
+                "fastmix.ColorJitter()"
+            )
 
     @property
     def pool(self) -> U8:
@@ -98,8 +110,23 @@ class Recipe:
 
     @property
     def mixed_views(self) -> int:
-        """How many views are mixed."""
-        return 0 if self.method is None else max(1, self.views - 1)
+        """How many pictures of a sample are mixed."""
+        return 0 if self.method is None else min(self.views, 2)
+
+    @property
+    def crops(self) -> int:
+        """How many parts are cut from a sample, each with draws of its own."""
+        return 2 if self.views == 2 else 1
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures are made of a sample."""
+        return self.mixed_views + (self.crops if self.views > 1 or self.method is None else 0)
+
+    @property
+    def mixes_labels(self) -> bool:
+        """Whether labels come out mixed.  With two views they do not: contrastive training tells samples apart."""
+        return self.method is not None and self.views != 2 and not self.method.label_preserving
 
     @property
     def chunk(self) -> int:
@@ -129,10 +156,15 @@ def _no_pictures(size: tuple[int, int]) -> U8:
 
 def check_method(method: Any, views: int) -> None:
     """Raise TypeError for what is no method, and ValueError for one that cannot make so many views."""
-    if views not in (1, 3):
-        raise ValueError(f"views is {views!r}, expected 1 or 3")
+    if views not in (1, 2, 3):
+        raise ValueError(f"views is {views!r}, expected 1, 2 or 3")
     if method is not None and (isinstance(method, type) or not isinstance(method, Method)):
         raise TypeError(f"mix is {method!r}, expected a method such as fastmix.PixMix.imagenet(), or None")
+    if getattr(method, "uses_maps", False):
+        raise ValueError(
+            f"mix is {method!r}, which needs maps that the loader does not have: mix uint8 batches with fastmix.mix, "
+            "see docs/gradmix.md"
+        )
     if views == 3 and (method is None or not method.label_preserving):
         raise ValueError(
             f"views is 3 and mix is {method!r}, expected a method that keeps labels: pass another, or views=1"
@@ -158,20 +190,23 @@ def check_inputs(source: Source, method: Any, pool: Any, size: tuple[int, int], 
         check_range(labels, num_classes)
 
 
-def form_labels(targets: Targets, form: str | None, mixed: bool, num_classes: int | None, classes: int | None) -> Any:
+def form_labels(recipe: Recipe, targets: Targets, form: str | None, num_classes: int | None) -> Any:
     """The labels of a batch as users want them.
 
-    form: "soft": (N, C) float32.  "pair": (a, b, w), the fields of `Targets`.  None: soft if `mixed`, else as they are.
-    num_classes: C, to which integer labels are held, if it is given; classes: C, where it is not.
+    form: "soft": (N, C) float32.  "pair": (a, b, w), the fields of `Targets`.  None: soft if the recipe mixes them,
+    else as they are.  num_classes: C, to which integer labels are held; None: what the source says, else the method.
 
     Raises FastmixError for labels outside 0..C - 1, or if C is needed and unknown.
     """
+    names = recipe.source.classes
+    classes = getattr(recipe.method, "num_classes", None) if names is None else len(names)
     try:
         if num_classes is not None:
             one_hot(targets.a, num_classes)
         if form == "pair":
             return targets.a, targets.b.copy() if targets.b is targets.a else targets.b, targets.w
-        return targets.soft(classes if num_classes is None else num_classes) if mixed or form == "soft" else targets.a
+        soft = recipe.mixes_labels or form == "soft"
+        return targets.soft(classes if num_classes is None else num_classes) if soft else targets.a
     except ValueError as error:
         raise FastmixError(str(error), stage="label") from error
 

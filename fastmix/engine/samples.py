@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,9 +44,10 @@ class Space:
             part = self._parts[name] = np.empty(count, np.uint8)
         return part[:count]
 
-    def pictures(self, name: str, count: int, size: tuple[int, int]) -> U8:
-        """(count, H, W, 3) uint8, as `take`."""
-        return self.take(name, count * size[0] * size[1] * 3).reshape(count, *size, 3)
+    def pictures(self, name: str, size: tuple[int, int], *counts: int) -> U8:
+        """(*counts, H, W, 3) uint8, as `take`."""
+        shape = (*counts, *size, 3)
+        return self.take(name, math.prod(shape)).reshape(shape)
 
     def decoded(self, info: Header) -> U8 | None:
         """Memory for a decoded file; None for one so large that it should not be kept."""
@@ -125,24 +128,38 @@ def cut(picture: U8, place: Place, scale: int, cuts: Cuts, row: int, out: U8) ->
         backend.crop_resize([picture], np.array([place.box]) / scale, cuts.flips[row : row + 1], out, 0, 1)
 
 
-def _fill(data: bytes | U8, cuts: Cuts, row: int, out: U8, space: Space) -> None:
-    if not isinstance(data, bytes):
-        height, width = data.shape[:2]
-        return cut(data, cuts.place(row, height, width), 1, cuts, row, out)
-    info = header(data)
-    place = cuts.place(row, info.height, info.width)
-    size, scale, region = cuts.crop.size, 1, None
+def _fill(data: bytes | U8, cuts: Sequence[Cuts], row: int, out: U8, space: Space) -> None:
+    if isinstance(data, bytes):
+        info = header(data)
+        placed = [each.place(row, info.height, info.width) for each in cuts]
+        picture, scale = _decode(data, info, placed, cuts[0], space)
+    else:
+        placed = [each.place(row, *data.shape[:2]) for each in cuts]
+        picture, scale = data, 1
+    for each, place, part in zip(cuts, placed, out, strict=True):
+        cut(picture, place, scale, each, row, part)
+
+
+def _decode(data: bytes, info: Header, placed: Sequence[Place], cuts: Cuts, space: Space) -> tuple[U8, int]:
+    """A picture in which all its crops find their pixels, as large as the most demanding one wants; and its scale."""
+    scale, region = 1, None
     if cuts.windows is None:
-        scale = decode_scale(info, place.box, size)
-        region = reach(place.box, size, info.height, info.width) if scale == 1 else None
-    picture = decode(data, scale=scale, buffer=space.decoded(info), region=region, info=info)
-    return cut(picture, place, scale, cuts, row, out)
+        size = cuts.crop.size
+        scale = min(decode_scale(info, place.box, size) for place in placed)
+        if scale == 1:
+            seen = [reach(place.box, size, info.height, info.width) for place in placed]
+            lows, highs = ([f(sides) for sides in zip(*seen, strict=True)] for f in (min, max))
+            region = lows[0], lows[1], highs[2], highs[3]
+    return decode(data, scale=scale, buffer=space.decoded(info), region=region, info=info), scale
 
 
-def read(source: Source, index: int, known: Item | None, cuts: Cuts, row: int, out: U8, space: Space) -> Label:
-    """Read sample `index` into `out` (1, H, W, 3), cut as row `row`; returns its label.
+def read(
+    source: Source, index: int, known: Item | None, cuts: Sequence[Cuts], row: int, out: U8, space: Space
+) -> Label:
+    """Read sample `index` into `out` (crops, 1, H, W, 3), cut as row `row` of each of `cuts`; returns its label.
 
-    known: the sample, if it has been fetched.  Raises FastmixError naming the sample, its file and the stage.
+    known: the sample, if it has been fetched.  However many crops, it is decoded once.  Raises FastmixError naming the
+    sample, its file and the stage.
     """
     stage = "read"
     try:

@@ -41,6 +41,7 @@ from ..engine import (
     made,
     memory_bound,
 )
+from ..engine.jitter import ColorJitter
 from ..rng import Key
 from ..types import Method, Pool
 
@@ -50,7 +51,6 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError('fastmix.DataLoader needs torch: pip install "fastmix[torch]"') from missing
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, default_collate
 
-_HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 _LISTED = 20  # bad samples named in the warning
 
@@ -112,7 +112,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     on_error: "raise" a FastmixError, or "replace" a bad sample by another one, drawn by key (from the dataset, or from
     its batch if a sampler was given); `bad` then lists (id, path, reason), and a warning at the epoch's end does.
     pool: pictures to mix in, a Pool or its path; None: the method's, else `default_pool()`.
-    device: None or "cpu".  views: 3 stacks (clean, mixed, mixed) as (3N, 3, H, W), for labels of N.
+    device: None or "cpu".  views: 3 stacks (clean, mixed, mixed) as (3N, 3, H, W), for labels of N; 2 stacks two crops,
+    drawn independently, (view 1, view 2) as (2N, 3, H, W), and with any method (view 1, view 2, mixed 1, mixed 2) as
+    (4N, 3, H, W), each view mixed within itself; labels stay plain.  jitter: a `ColorJitter` of each crop, or None.
 
     Raises ValueError, TypeError or OSError for arguments that do not fit; while iterating, FastmixError in the place of
     the batch that could not be made, and, with threads, RuntimeError after `timeout` seconds without one.
@@ -155,6 +157,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         device: Any = None,
         views: int = 1,
         num_classes: int | None = None,
+        jitter: ColorJitter | None = None,
     ):
         self._source = open_source(dataset)
         if isinstance(dataset, str | Path | tuple):
@@ -162,7 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.mix, self.crop, self.size, self.scale, self.ratio, self.hflip = mix, crop, size, scale, ratio, hflip
         self.seed, self.mean, self.std, self.output, self.memory_format = seed, mean, std, output, memory_format
         self.labels, self.on_error, self.pool, self.device = labels, on_error, pool, device
-        self.views, self.num_classes = views, num_classes
+        self.views, self.num_classes, self.jitter = views, num_classes, jitter
         self._check(collate_fn, multiprocessing_context)
         if sampler is None and batch_sampler is None:
             sampler = _own_sampler(dataset, bool(shuffle), seed, generator)
@@ -196,7 +199,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _check(self, collate_fn: Any, multiprocessing_context: Any) -> None:
         """Raise for arguments that torch would not complain about."""
-        Recipe(self._source, self._crop(), self._output_form())
+        Recipe(self._source, self._crop(), self._output_form(), jitter=self.jitter)
         Key(0 if self.seed is None else self.seed)
         check_method(self.mix, self.views)
         check_inputs(self._source, self.mix, self.pool, self._crop().size, self.num_classes)
@@ -225,13 +228,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _recipe(self, mix: Method | None) -> Recipe:
         """The recipe of an epoch.  mix: the method as it was when the epoch was asked for."""
-        method = mix if mix is not None and (mix.enabled or self.views == 3) else None
+        method = mix if mix is not None and (mix.enabled or self.views > 1) else None
         crop = self._crop()
         if method is not None and hasattr(method, "pool"):
             given = method.pool if self.pool is None else self.pool
             method = dataclasses.replace(cast(Any, method), pool=self._kept.pool(given, crop.size))
-        anywhere = self._order().foreign is None
-        return Recipe(self._source, crop, self._output_form(), method, self.views, self.on_error == "replace", anywhere)
+        replaced = self.on_error == "replace", self._order().foreign is None
+        return Recipe(self._source, crop, self._output_form(), method, self.views, *replaced, self.jitter)
 
     def _order(self) -> Order:
         length, batches = len(self._source), cast(Any, self.batch_sampler)
@@ -267,15 +270,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             warnings.warn(f"bad samples replaced in epoch {run.epoch}: {len(bad)}{some}", stacklevel=2)
 
     def _deliver(self, run: Run, bad: list[Bad], job: Job) -> list[Any]:
-        images = torch.from_numpy(job.out)
-        images = images.view(_HALF.get(self.output, images.dtype))
+        images = torch.from_numpy(job.out).view(getattr(torch, self.output))
         if job.recipe.output.channels_last:
             images = images.permute(0, 3, 1, 2)
-        method, names = job.recipe.method, self._source.classes
-        mixed = method is not None and not method.label_preserving
-        classes = len(names) if names is not None else getattr(method, "num_classes", None)
         assert job.targets is not None
-        labels = form_labels(job.targets, self.labels, mixed, self.num_classes, classes)
+        labels = form_labels(job.recipe, job.targets, self.labels, self.num_classes)
         tensors = [images, *map(torch.from_numpy, labels if self.labels == "pair" else (labels,))]
         if self.pin_memory and torch.accelerator.is_available():
             tensors = [tensor.pin_memory() for tensor in tensors]
