@@ -109,3 +109,16 @@ def test_missing_torch_names_the_command() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert 'ModuleNotFoundError: fastmix.learn needs torch: pip install "fastmix[torch]"' in done.stderr
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1,), (), (3,)])
+def test_shares_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    labels = torch.arange(4)
+    with pytest.raises(ValueError, match=r"w has shape .* expected \(4,\)"):
+        pair_cross_entropy(torch.zeros(4, 5), labels, labels, torch.ones(shape))
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_below_zero_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight is"):
+        jensen_shannon(torch.zeros(3, 5), torch.tensor([1]), weight=weight)

@@ -249,7 +249,8 @@ def _same_label(labels: Tensor, n: int) -> Tensor:
     elif 2 * len(labels) == n:
         each = labels.repeat(2)
     else:
-        raise ValueError(f"{len(labels)} labels for {n} rows of z, expected {n}, or {n / 2:g} for two views")
+        views = "" if n % 2 else f", or {n // 2} for two views"
+        raise ValueError(f"{len(labels)} labels for {n} rows of z, expected {n}{views}")
     return (each[:, None] == each).fill_diagonal_(False)
 
 

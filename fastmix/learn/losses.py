@@ -28,8 +28,10 @@ def jensen_shannon(logits: Tensor | Sequence[Tensor], labels: Tensor, weight: fl
         The loss, a scalar.
 
     Raises:
-        ValueError: The number of views, or of labels, does not fit.
+        ValueError: The number of views, or of labels, does not fit, or the weight is not a number >= 0.
     """
+    if not 0 <= weight < float("inf"):
+        raise ValueError(f"weight is {weight}, expected a number >= 0: the papers' program has 12")
     views = _three(logits)
     if len(labels) != len(views[0]):
         raise ValueError(f"{len(labels)} labels for {len(views[0])} samples in each of 3 views, expected one a sample")
@@ -53,7 +55,12 @@ def pair_cross_entropy(logits: Tensor, a: Tensor, b: Tensor, w: Tensor) -> Tenso
 
     Returns:
         The loss, a scalar.
+
+    Raises:
+        ValueError: w is not one number a sample.
     """
+    if w.shape != logits.shape[:1]:
+        raise ValueError(f"w has shape {tuple(w.shape)}, expected ({len(logits)},): one share a sample")
     own, partner = (F.cross_entropy(_wide(logits), labels, reduction="none") for labels in (a, b))
     return (w * own + (1 - w) * partner).mean()
 
