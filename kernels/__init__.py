@@ -248,6 +248,9 @@ class Backend(Protocol):
         """
 
 
+DECODE_SPACE = 1 << 24  # most bytes that a thread keeps for `decode_jpeg`
+
+
 @dataclass(frozen=True)
 class Scan:
     """Where the pixels of a baseline JPEG begin and how they are coded (ITU-T T.81); one scan, 8 bits, 1 or 3 colours.

@@ -16,14 +16,13 @@ from operator import or_
 
 import numpy as np
 
-from . import U8, Scan
+from . import DECODE_SPACE, U8, Scan
 from .cpu import work_space
 from .cpu_huffman import CODES, LOOK, ZIGZAG, long, read_steps, read_tables, twice
 from .cpu_idct import put_row, to_rgb
 from .jit import jit
 
 PAD = 320  # zero bytes behind the stream, more than the longest block takes
-KEPT = 1 << 24  # most bytes of work space that a thread keeps
 _U, _I = np.uint64, np.int64
 
 
@@ -236,7 +235,7 @@ def decode(data: bytes, scan: Scan, region: tuple[int, int, int, int], out: U8) 
     line = 4 * (width + 16)
     counts = line, 2 * line, mcus * blocks * 128, rows * mcus * blocks * 64, len(data) - scan.start + PAD
     ends = list(accumulate(-(-count // 64) * 64 for count in counts))
-    space = work_space(ends[-1]) if ends[-1] <= KEPT else np.empty(ends[-1], np.uint8)
+    space = work_space(ends[-1]) if ends[-1] <= DECODE_SPACE else np.empty(ends[-1], np.uint8)
     sums, lines, row, planes, stream = (space[begin:end] for begin, end in pairwise([0, *ends]))
     # fmt: off
     return bool(decode_region(

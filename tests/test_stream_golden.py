@@ -126,8 +126,10 @@ def test_streams_are_those_of_earlier_releases(kind: str, tmp_path: Path) -> Non
 def test_streams_do_not_depend_on_the_vector_units(part: str, tmp_path: Path) -> None:
     """NumPy without its vectorised functions, which differ in the last place; kernels compiled for plain AVX2."""
     found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
-    if not found or (part == "kernels" and platform.machine() != "x86_64"):
-        pytest.skip(f"{platform.machine()} with {found or 'no extensions'} has no other way to compute")
+    if part == "numpy" and not found:
+        pytest.skip("NumPy found no vector units here that could be switched off")
+    if part == "kernels" and platform.machine() != "x86_64":
+        pytest.skip(f"{platform.machine()} is not x86_64, where kernels can be compiled for a smaller processor")
     change = {"NPY_DISABLE_CPU_FEATURES": " ".join(found)} if part == "numpy" else {"NUMBA_CPU_NAME": "x86-64-v3"}
     here = Path(__file__)
     env = {**os.environ, **change, "PYTHONPATH": f"{here.parent}:{here.parents[1]}"}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..datasets import Item, Label
-from ..kernels import U8, Program, backend_for
+from ..kernels import DECODE_SPACE, U8, Program, backend_for
 from ..kernels import Source as From
 from ..mixing import merge
 from ..rng import Ids, Key, Stream, integers
@@ -279,7 +279,7 @@ def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> i
     layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
     lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
     held = 1 + recipe.crops * (1 if recipe.jitter is None else 2)
-    space = 2 * KEPT + held * max(recipe.chunk, _SEVERAL) * picture + (layers + 2) * picture + lines
+    space = KEPT + DECODE_SPACE + held * max(recipe.chunk, _SEVERAL) * picture + (layers + 2) * picture + lines
     return values + mates + threads * space + recipe.pool.nbytes
 
 

@@ -28,7 +28,7 @@ from ..rng import Ids, Key, Stream
 from ..types import FastmixError
 from .recipe import Crop
 
-KEPT = 1 << 24  # largest decoded picture, bytes, whose memory a thread keeps for the next one; as much to decode it
+KEPT = 1 << 24  # largest decoded picture, bytes, whose memory a thread keeps for the next one
 
 
 class Space:
