@@ -23,6 +23,38 @@ _SMALLEST = np.float32(2.0**-126)
 
 
 @jit
+def covers(step, height, width):  # type: ignore[no-untyped-def]
+    """Whether a step changes every value of the picture."""
+    whole = step.top <= 0 and step.left <= 0 and step.bottom >= height and step.right >= width
+    return whole and step.where == Where.EVERYWHERE
+
+
+@jit
+def is_bounded(steps, height, width):  # type: ignore[no-untyped-def]
+    """Whether the weights of the steps keep levels in 0..255, but for rounding errors, so that none needs a clip."""
+    low, high, sum_low, sum_high = 0.0, 255.0, 0.0, 0.0
+    for step in steps:
+        a, b = np.float64(step.a), 255 * np.float64(step.b)
+        below, above = min(a * low, a * high), max(a * low, a * high)
+        if step.mode == Mode.SUM:
+            sum_low, sum_high = sum_low + min(below, 0.0), sum_high + max(above, 0.0)
+            continue
+        if step.clip != Clip.NONE or step.mode == Mode.SET:
+            below, above = 0.0, 255.0
+        elif step.mode == Mode.TOTAL:
+            below, above = sum_low, sum_high
+        elif step.mode == Mode.LINEAR:
+            below, above = below + min(b, 0.0), above + max(b, 0.0)
+        else:
+            return False
+        if covers(step, height, width):
+            low, high = below, above
+        else:
+            low, high = min(low, below), max(high, above)
+    return low > -0.25 and high < 255.25
+
+
+@jit
 def load(x, at, n, z, to):  # type: ignore[no-untyped-def]
     """z = x."""
     for i in range(n):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import Clip, Mode, Source, Where
-from .cpu_blend import accumulate, draw_bits, load, take_step, to_levels, weighted_sum
+from .cpu_blend import accumulate, covers, draw_bits, is_bounded, load, take_step, to_levels, weighted_sum
 from .cpu_ops import apply_op
 from .cpu_warp import clear, copy
 from .jit import jit
@@ -20,38 +20,6 @@ _PLAN = np.dtype(
     [("slot", np.int64), ("same", np.int64), ("top", np.int64), ("bottom", np.int64), ("window", np.bool_)], align=True
 )
 _TOTAL = 3  # the line of sums; lines 0, 1 and 2 take turns as the levels so far, the next ones, and what these need
-
-
-@jit
-def _covers(step, height, width):  # type: ignore[no-untyped-def]
-    """Whether a step changes every value of the picture."""
-    whole = step.top <= 0 and step.left <= 0 and step.bottom >= height and step.right >= width
-    return whole and step.where == Where.EVERYWHERE
-
-
-@jit
-def _bounded(steps, height, width):  # type: ignore[no-untyped-def]
-    """Whether the weights of the steps keep levels in 0..255, but for rounding errors, so that none needs a clip."""
-    low, high, sum_low, sum_high = 0.0, 255.0, 0.0, 0.0
-    for step in steps:
-        a, b = np.float64(step.a), 255 * np.float64(step.b)
-        below, above = min(a * low, a * high), max(a * low, a * high)
-        if step.mode == Mode.SUM:
-            sum_low, sum_high = sum_low + min(below, 0.0), sum_high + max(above, 0.0)
-            continue
-        if step.clip != Clip.NONE or step.mode == Mode.SET:
-            below, above = 0.0, 255.0
-        elif step.mode == Mode.TOTAL:
-            below, above = sum_low, sum_high
-        elif step.mode == Mode.LINEAR:
-            below, above = below + min(b, 0.0), above + max(b, 0.0)
-        else:
-            return False
-        if _covers(step, height, width):
-            low, high = below, above
-        else:
-            low, high = min(low, below), max(high, above)
-    return low > -0.25 and high < 255.25
 
 
 @jit
@@ -169,7 +137,7 @@ def _summands(steps, plan, height, width, layers, weights):  # type: ignore[no-u
     count, summed, bare = 1, 0, True
     layers[0, 0] = -1
     for step in steps:
-        if not _covers(step, height, width) or plan[step.layer].window:
+        if not covers(step, height, width) or plan[step.layer].window:
             return 0
         if step.mode == Mode.SET:
             layers[0, 0] = step.layer
@@ -191,6 +159,31 @@ def _summands(steps, plan, height, width, layers, weights):  # type: ignore[no-u
         else:
             return 0
     return 0 if bare else count
+
+
+@jit
+def _only_sets(steps):  # type: ignore[no-untyped-def]
+    """Whether all steps do is to put parts of layers where they are."""
+    for step in steps:
+        if step.mode != Mode.SET or step.where != Where.EVERYWHERE:
+            return False
+    return True
+
+
+@jit
+def _set_parts(images, pictures, layers, plan, steps, row, out):  # type: ignore[no-untyped-def]
+    """The picture of a program of sets alone: bytes are copied, and no level becomes a float."""
+    height, width = images.shape[1], images.shape[2]
+    size, pitch = np.uint64(3 * width * height), np.uint64(3 * width)
+    sources, slots, made = images.reshape(-1), pictures.reshape(-1), out.reshape(-1)
+    load(sources, np.uint64(row) * size, size, made, np.uint64(0))
+    for step in steps:
+        if step.left >= step.right:
+            continue
+        n, of = np.uint64(3 * (step.right - step.left)), _place(layers, plan, row, step.layer, size)
+        for y in range(step.top, step.bottom):
+            at = np.uint64(y) * pitch + np.uint64(3 * step.left)
+            load(slots if plan[step.layer].slot >= 0 else sources, of + at, n, made, at)
 
 
 @jit
@@ -309,8 +302,10 @@ def mix(images, pool, layers, ops, steps, finish, ids, words, masks, pictures, l
                 _render(images, pool, i, layers[i, k], ops[i, k], plan[k], scratch, own, pictures[plan[k].slot])
         made = own if finish[i].code == 0 else pictures[used]
         active = steps[i, :count]
-        bounded, number = _bounded(active, height, width), _summands(active, plan, height, width, terms, weights)
-        if number > 0:
+        bounded, number = is_bounded(active, height, width), _summands(active, plan, height, width, terms, weights)
+        if _only_sets(active) and not plan["window"].any():
+            _set_parts(images, pictures, layers[i], plan, active, i, made)
+        elif number > 0:
             _sum_layers(images, pictures, layers[i], plan, i, number, terms[0], weights[0], bounded, made)
         else:
             _fold(images, pool, pictures, layers[i], plan, active, masks, i, ids[i], words, bounded, lines, draws, made)

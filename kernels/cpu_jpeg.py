@@ -13,8 +13,12 @@ import threading
 from functools import reduce
 from itertools import accumulate, pairwise
 from operator import or_
+from typing import Any
 
+import llvmlite.ir as ir
 import numpy as np
+from numba import types as nb
+from numba.extending import intrinsic
 
 from . import DECODE_SPACE, U8, Scan
 from .cpu import work_space
@@ -23,7 +27,24 @@ from .cpu_idct import put_row, to_rgb
 from .jit import jit
 
 PAD = 320  # zero bytes behind the stream, more than the longest block takes
+_STEP = 32  # bytes copied at a time
 _U, _I = np.uint64, np.int64
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _copy(_context: Any, source: Any, _at: Any, target: Any, _to: Any) -> Any:
+    """Copy the next `_STEP` bytes; returns how many come before the first 0xFF among them."""
+
+    def emit(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        source, target = (context.make_array(kinds[k])(context, b, arguments[k]).data for k in (0, 2))
+        several = ir.VectorType(ir.IntType(8), _STEP)
+        value = b.load(b.bitcast(b.gep(source, [arguments[1]]), several.as_pointer()), align=1)
+        b.store(value, b.bitcast(b.gep(target, [arguments[3]]), several.as_pointer()), align=1)
+        found = b.icmp_unsigned("==", value, ir.Constant(several, [255] * _STEP))
+        return b.zext(b.cttz(b.bitcast(found, ir.IntType(_STEP)), ir.Constant(ir.IntType(1), 0)), ir.IntType(64))
+
+    return nb.uint64(source, nb.uint64, target, nb.uint64), emit
 
 
 @jit
@@ -34,31 +55,20 @@ def unstuff(data, start, stream):  # type: ignore[no-untyped-def]
     """
     size, i, n = _U(data.shape[0]), _U(start), _U(0)
     while i < size:
-        j = _next_ff(data, i, size)
-        stuffed = j + _U(1) < size and data[j + _U(1)] == 0
-        stop = j + _U(1) if stuffed else j
-        for k in range(stop - i):
-            stream[n + k] = data[i + k]
-        n += stop - i
-        if not stuffed:
-            i = j
+        if i + _U(_STEP) <= size:
+            count = _copy(data, i, stream, n)
+            i += count
+            n += count
+            if count == _STEP:
+                continue
+        if data[i] == 255 and (i + _U(1) == size or data[i + _U(1)] != 0):
             break
-        i = j + _U(2)
+        stream[n] = data[i]
+        i += _U(2) if data[i] == 255 else _U(1)
+        n += _U(1)
     for k in range(_U(PAD)):
         stream[n + k] = 0
     return n, i
-
-
-@jit
-def _next_ff(data, i, size):  # type: ignore[no-untyped-def]
-    while i + _U(8) <= size:
-        w = ~_word(data, i)
-        if (w - _U(0x0101010101010101)) & ~w & _U(0x8080808080808080):  # one of the eight is zero
-            break
-        i += _U(8)
-    while i < size and data[i] != 255:
-        i += _U(1)
-    return i
 
 
 @jit

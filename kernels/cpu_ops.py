@@ -152,7 +152,10 @@ def _shrink(image, p, top, bottom, out):  # type: ignore[no-untyped-def]
     for i in range(rows.shape[0]):
         rows[i] = 0
     if first < last and left < right:
-        crop_resize(image, 0.0, 0.0, float(width), float(height), np.bool_(False), out[first:last, left:right])
+        made = np.empty((last - first, right - left, 3), np.uint8)
+        crop_resize(image, 0.0, 0.0, float(width), float(height), np.bool_(False), made)
+        for y in range(made.shape[0]):
+            copy(made[y].reshape(-1), out[first + y, left:right].reshape(-1))
 
 
 @jit

@@ -29,6 +29,7 @@ from .samples import KEPT, Cuts, Space, cut, draw_cuts, failure, read
 _REPLACEMENTS = 16  # samples that are tried in place of a bad one
 _NOTHING = np.uint8(0)
 _SEVERAL = 4  # most rows of a task that reads files: code and tables stay in the caches from one to the next
+_MATES = 16  # rows of a task that mixes them with each other: mates are met again while they are in the cache
 _SHARE = 32  # tasks that a batch of files makes at least, if it has so many rows: there may be as many threads
 
 
@@ -91,7 +92,7 @@ class Job:
         step = self._step = chunk if self._in_blocks else max(1, min(_SEVERAL, n // _SHARE))
         yield [Task(low, "mix", partial(self._make, low, min(low + step, n))) for low in range(0, n, step)]
         if self._crops is not None:
-            several = max(chunk, _SEVERAL)
+            several = max(chunk, _MATES)
             yield [Task(low, "mix", partial(self._mix, low, min(low + several, n))) for low in range(0, n, several)]
         yield [Task(0, "label", self._label)]
         self._crops = None
@@ -279,7 +280,7 @@ def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> i
     layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
     lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
     held = 1 + recipe.crops * (1 if recipe.jitter is None else 2)
-    space = KEPT + DECODE_SPACE + held * max(recipe.chunk, _SEVERAL) * picture + (layers + 2) * picture + lines
+    space = KEPT + DECODE_SPACE + held * max(recipe.chunk, _MATES) * picture + (layers + 2) * picture + lines
     return values + mates + threads * space + recipe.pool.nbytes
 
 
