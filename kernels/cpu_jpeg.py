@@ -4,7 +4,8 @@ Every symbol of the file is read, so damage anywhere is noticed, but what lies o
 table that knows how far two symbols reach.  Whatever is not plain and sound makes the decoder give up: the caller then
 asks libjpeg-turbo, to which the pixels are equal.
 
-Bits are read from a 64-bit word that always holds 56 or more; a symbol with its value takes 31 at most.
+Bits are read from a 64-bit word.  Refilled it holds 56 or more, and a symbol with its value takes 31 at most, so a code
+(16 at most) can be looked up before the next refill, which then happens at the same time: that saves a fifth of it all.
 """
 
 from __future__ import annotations
@@ -102,13 +103,13 @@ def read_row(stream, end, place, last, parts, tables, steps, mcus, first, stop, 
     One long function, for Numba counts references to arrays around calls: by block, that takes a quarter of the time.
     """
     single, double, codes = tables
-    at, word, bits = place[0], place[1], place[2]
+    at, word, bits = _refill(stream, place[0], place[1], place[2])
     n = _U(0)
     for mcu in range(mcus):
         for part in range(_U(parts.shape[0])):
             colour, dc, ac, row = _U(parts[part, 0]), _U(parts[part, 1]), _U(parts[part, 2]), _U(parts[part, 3])
-            at, word, bits = _refill(stream, at, word, bits)
             one = _U(single[dc, word >> _U(64 - LOOK)])
+            at, word, bits = _refill(stream, at, word, bits)
             one = one if one else long(word, codes, dc)
             used = one & _U(63)
             last[colour] += _value(word, used, one >> _U(6) & _U(15))
@@ -121,8 +122,8 @@ def read_row(stream, end, place, last, parts, tables, steps, mcus, first, stop, 
                     blocks[n, j] = 0
                 blocks[n, 0] = np.int16(last[colour] * _I(steps[row, 0]))
                 while k < 63:
-                    at, word, bits = _refill(stream, at, word, bits)
                     one = _U(single[ac, word >> _U(64 - LOOK)])
+                    at, word, bits = _refill(stream, at, word, bits)
                     one = one if one else long(word, codes, ac)
                     used, step, before = one & _U(63), one >> _U(10), word
                     word <<= used
@@ -136,8 +137,8 @@ def read_row(stream, end, place, last, parts, tables, steps, mcus, first, stop, 
                 n += _U(1)
             else:
                 while k < 63:
-                    at, word, bits = _refill(stream, at, word, bits)
                     two = _U(double[ac, word >> _U(64 - LOOK)])
+                    at, word, bits = _refill(stream, at, word, bits)
                     two = two if two else twice(long(word, codes, ac))
                     k += two >> _U(12) & _U(31)
                     if k >= 63:  # the symbol that follows is of the next block
