@@ -234,6 +234,22 @@ class Backend(Protocol):
         same dtype.
         """
 
+    def mix_float(
+        self,
+        images: U8,
+        pool: U8,
+        program: Program,
+        table: NDArray[Any],
+        out: NDArray[Any],
+        channels_last: bool,
+        lo: int,
+        hi: int,
+    ) -> None:
+        """`mix`, then `to_float`, row by row: a picture is written while it is in the nearest caches.
+
+        out: as for `to_float`, but with hi - lo rows; row i goes to out[i - lo].
+        """
+
     def bits(self, ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: NDArray[np.uint32]) -> None:
         """out[i, k] = 32-bit number k of the Philox stream of ids[i]; the bits that `mix` uses for its masks."""
 

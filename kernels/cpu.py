@@ -120,6 +120,26 @@ def to_float(images: U8, table: NDArray[Any], out: NDArray[Any], channels_last: 
     _resize.to_float(images, table, out, channels_last, lo, hi)
 
 
+def mix_float(
+    images: U8,
+    pool: U8,
+    program: Program,
+    table: NDArray[Any],
+    out: NDArray[Any],
+    channels_last: bool,
+    lo: int,
+    hi: int,
+) -> None:
+    """See `Backend.mix_float`."""
+    p, space = program, _mix_space(images.shape[1], images.shape[2], program.layers.shape[1] + 2)
+    # fmt: off
+    _fold.mix_float(
+        images, pool, p.layers, p.ops, p.steps, p.finish, p.ids, p.words, p.masks, *space,
+        table, out, channels_last, lo, hi,
+    )
+    # fmt: on
+
+
 def bits(ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: NDArray[np.uint32]) -> None:
     """See `Backend.bits`."""
     _fold.bits(ids, words, stream, out)

@@ -11,6 +11,7 @@ import numpy as np
 from . import Clip, Mode, Source, Where
 from .cpu_blend import accumulate, covers, draw_bits, is_bounded, load, take_step, to_levels, weighted_sum
 from .cpu_ops import apply_op
+from .cpu_resize import to_float
 from .cpu_warp import clear, copy
 from .jit import jit
 
@@ -311,6 +312,20 @@ def mix(images, pool, layers, ops, steps, finish, ids, words, masks, pictures, l
             _fold(images, pool, pictures, layers[i], plan, active, masks, i, ids[i], words, bounded, lines, draws, made)
         if finish[i].code != 0:
             apply_op(made, finish[i].code, finish[i].p, np.int64(0), height, scratch, own)
+
+
+@jit
+def mix_float(  # type: ignore[no-untyped-def]
+    images, pool, layers, ops, steps, finish, ids, words, masks, pictures, lines, draws, scratch,
+    table, out, channels_last, lo, hi,
+):  # fmt: skip
+    """Rows [lo, hi) of `Backend.mix_float`.  Work space: as for `mix`, with another picture, the last one."""
+    made = pictures[pictures.shape[0] - 1 :]
+    for i in range(lo, hi):
+        mix(
+            images, pool, layers, ops, steps, finish, ids, words, masks, pictures, lines, draws, scratch, made, i, i + 1
+        )
+        to_float(made, table, out[i - lo : i - lo + 1], channels_last, 0, 1)
 
 
 @jit

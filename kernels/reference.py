@@ -82,6 +82,22 @@ def to_float(images: U8, table: NDArray[Any], out: NDArray[Any], channels_last: 
         out[i] = picture if channels_last else picture.transpose(2, 0, 1)
 
 
+def mix_float(
+    images: U8,
+    pool: U8,
+    program: Program,
+    table: NDArray[Any],
+    out: NDArray[Any],
+    channels_last: bool,
+    lo: int,
+    hi: int,
+) -> None:
+    """See `Backend.mix_float`."""
+    mixed = np.empty((hi - lo, *images.shape[1:]), np.uint8)
+    mix(images, pool, program, mixed, lo, hi)
+    to_float(mixed, table, out, channels_last, 0, hi - lo)
+
+
 def bits(ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: NDArray[np.uint32]) -> None:
     """See `Backend.bits`.  Philox4x32-10; counter: block, id low, epoch, stream | id high << 16; key: the seed."""
     count = out.shape[1]

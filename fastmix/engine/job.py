@@ -160,25 +160,22 @@ class Job:
         if alone:
             for view, (crop, params) in enumerate(self.views):
                 program = None if params is None else rows(params.program, low, high)
-                self._write(view, crops[crop], program, low, 0, high - low, space)
+                self._write(view, crops[crop], program, low, 0, high - low)
 
-    def _mix(self, low: int, high: int, space: Space) -> None:
+    def _mix(self, low: int, high: int, _space: Space) -> None:
         """Mix rows with their mates."""
         assert self._crops is not None
         for view, (crop, params) in enumerate(self.views):
-            self._write(view, self._crops[crop], None if params is None else params.program, low, low, high, space)
+            self._write(view, self._crops[crop], None if params is None else params.program, low, low, high)
 
-    def _write(
-        self, view: int, crops: U8, program: Program | None, first: int, low: int, high: int, space: Space
-    ) -> None:
+    def _write(self, view: int, crops: U8, program: Program | None, first: int, low: int, high: int) -> None:
         """Write a view of rows `first` on: they are rows [low, high) of `crops` and `program`."""
         backend, output, n = backend_for(crops), self.recipe.output, len(self.samples)
-        pictures = crops[low:high]
-        if program is not None:
-            pictures = space.pictures("mixed", self.recipe.crop.size, high - low)
-            backend.mix(crops, self._pool, program, pictures, low, high)
         out = self.out[view * n + first : view * n + first + high - low]
-        backend.to_float(pictures, output.table, out, output.channels_last, 0, high - low)
+        if program is None:
+            backend.to_float(crops[low:high], output.table, out, output.channels_last, 0, high - low)
+        else:
+            backend.mix_float(crops, self._pool, program, output.table, out, output.channels_last, low, high)
 
     def _cut_block(self, low: int, high: int, out: U8) -> None:
         block = self.recipe.source.read_block(self.samples[low:high])
@@ -279,8 +276,8 @@ def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> i
     mates = ahead * batch_size * recipe.crops * picture if has_partners(recipe) else 0
     layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
     lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
-    held = 1 + recipe.crops * (1 if recipe.jitter is None else 2)
-    space = KEPT + DECODE_SPACE + held * max(recipe.chunk, _MATES) * picture + (layers + 2) * picture + lines
+    held = recipe.crops * (1 if recipe.jitter is None else 2)
+    space = KEPT + DECODE_SPACE + held * max(recipe.chunk, _SEVERAL) * picture + (layers + 3) * picture + lines
     return values + mates + threads * space + recipe.pool.nbytes
 
 
