@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from .datasets import ArrayDataset
     from .engine.jitter import ColorJitter
     from .loaders.torch import DataLoader
+    from .maps import MapBank
+    from .methods.attentivecutmix import AttentiveCutMix
     from .methods.augmix import AugMix
     from .methods.cutmix import CutMix
+    from .methods.gradmix import GradMix
     from .methods.ipmix import IPMix
     from .methods.layermix import LayerMix
     from .methods.mixup import MixUp
@@ -25,15 +28,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayDataset",
+    "AttentiveCutMix",
     "AugMix",
     "Batch",
     "ColorJitter",
     "CutMix",
     "DataLoader",
     "FastmixError",
+    "GradMix",
     "IPMix",
     "Key",
     "LayerMix",
+    "MapBank",
     "Method",
     "MixUp",
     "Params",
@@ -46,11 +52,12 @@ __all__ = [
     "pack_pool",
 ]
 
-_METHODS = ("AugMix", "CutMix", "IPMix", "LayerMix", "MixUp", "PixMix")
+_METHODS = ("AttentiveCutMix", "AugMix", "CutMix", "GradMix", "IPMix", "LayerMix", "MixUp", "PixMix")
 _HOMES = {
     "datasets": ("ArrayDataset",),
     "engine.jitter": ("ColorJitter",),
     "loaders.torch": ("DataLoader",),
+    "maps": ("MapBank",),
     "mixing": ("mix",),
     "pools": ("default_pool", "make_pool", "pack_pool"),
     "types": ("Batch", "FastmixError", "Key", "Method", "Params", "Pool", "Targets"),

@@ -169,9 +169,11 @@ class MapBank:
         about = {"path": path, "length": self.length, "shape": list(self.shape), "views": self.views}
         return {**about, "entries": self._count}
 
-    def check_state(self, state: Mapping[str, Any], epoch: int) -> None:
+    def check_state(self, state: Mapping[str, Any] | None, epoch: int) -> None:
         """Raise ValueError unless a run that was saved in `epoch` with `state` can go on with this bank."""
         mine = self.state()
+        if not isinstance(state, Mapping) or set(state) != set(mine):
+            raise ValueError(f"the state of the maps is {state!r}, expected {sorted(mine)}: pass what state() returned")
         for name in ("length", "shape", "views"):
             if state[name] != mine[name]:
                 raise ValueError(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import stats
 
-from fastmix import DataLoader, mixing, windows
+from fastmix import mixing, windows
 from fastmix.kernels import OP, Backend, Mode, Op, Program, Source, reference
 from fastmix.methods._cells import best_windows, peak_windows
 from fastmix.methods.attentivecutmix import AttentiveCutMix
@@ -485,10 +485,3 @@ def test_bad_maps(method: Any, maps: Any) -> None:
 def test_too_many_cells() -> None:
     with pytest.raises(ValueError, match="k is 5, expected k <= 4"):
         AttentiveCutMix(k=5).draw(KEY, batch(4, maps=np.ones((4, 2, 2))))
-
-
-@pytest.mark.parametrize("method", [GradMix(), AttentiveCutMix()])
-def test_the_loader_has_no_maps(method: Any) -> None:
-    arrays = np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4, np.int64)
-    with pytest.raises(ValueError, match=r"needs maps.*fastmix\.mix"):
-        DataLoader(arrays, 2, crop=None, size=8, mix=method)

@@ -2,10 +2,11 @@
 
 `Order` says which samples make a batch and `Progress` which epoch it is; `Recipe` says what becomes of a sample; a
 `Job` makes one batch in small tasks; a `Crew` runs the tasks of a few jobs at a time; `Kept` holds memory for the next
-epoch; `explain` tells what was done to one sample.
+epoch; `explain` tells what was done to one sample; `Delivered` is what is remembered of the batch handed out last.
 """
 
 from .crew import Crew, made
+from .delivered import Delivered
 from .explain import Explanation, explain
 from .job import Bad, Job, has_partners, jobs, memory_bound
 from .kept import Buffers, Kept
@@ -35,6 +36,7 @@ __all__ = [
     "Buffers",
     "Crew",
     "Crop",
+    "Delivered",
     "Explanation",
     "Job",
     "Kept",

@@ -2,7 +2,8 @@
 
 The phases of a batch follow one another; the tasks of a phase may run in any order and at the same time.  First all of
 its draws are made, then every sample is read, cut, mixed and written while its pixels are in the cache.  Only where
-samples are mixed with each other, mixing waits for all of them.
+samples are mixed with each other, mixing waits for all of them; and only where a method looks at maps, it is drawn when
+the crops are known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from ..datasets import Item, Label
 from ..kernels import DECODE_SPACE, U8, Program, backend_for
 from ..kernels import Source as From
+from ..maps import F32, Geometry, covered_boxes
 from ..mixing import merge
 from ..rng import Ids, Key, Stream, integers
 from ..types import Batch, FastmixError, Params, Targets
@@ -91,11 +93,26 @@ class Job:
         yield [Task(-2, "draw", self._draw), Task(-1, "read", self._fetch)]
         step = self._step = chunk if self._in_blocks else max(1, min(_SEVERAL, n // _SHARE))
         yield [Task(low, "mix", partial(self._make, low, min(low + step, n))) for low in range(0, n, step)]
+        if self.recipe.reads_maps:
+            yield [Task(-1, "draw", self._draw_by_maps)]
         if self._crops is not None:
             several = max(chunk, _MATES)
             yield [Task(low, "mix", partial(self._mix, low, min(low + several, n))) for low in range(0, n, several)]
         yield [Task(0, "label", self._label)]
         self._crops = None
+
+    @property
+    def read(self) -> Ids:
+        """(N,) int64 numbers of the samples that were read: `samples`, but for those that gave way to others."""
+        numbers = self.samples.copy()
+        numbers[list(self.stand_ins)] = list(self.stand_ins.values())
+        return numbers
+
+    def geometry(self, crop: int) -> Geometry:
+        """How a crop was cut, and what covers it, if it is handed out mixed and not as it is."""
+        cuts, last = self.cuts[crop], self.views[-1].params if self.views and self.recipe.views == 1 else None
+        covered = np.zeros((len(self.samples), 4)) if last is None else covered_boxes(last, self.recipe.crop.size)
+        return Geometry(cuts.boxes, cuts.flips, covered)
 
     def missing(self) -> list[int]:
         """Numbers of the samples that have not been read."""
@@ -119,18 +136,28 @@ class Job:
         return made
 
     def _draw(self, _space: Space) -> None:
-        """Everything that is left to chance."""
+        """Everything that is left to chance, but for what hangs on maps."""
         recipe = self.recipe
         keys = [replace(self.key, view=crop) for crop in range(recipe.crops)]
         self.cuts = [draw_cuts(recipe.crop, key, self.ids) for key in keys]
         if recipe.jitter is not None:
             self.jitters = [recipe.jitter.draw(key, self.ids, recipe.crop.size) for key in keys]
-        drawn = [] if recipe.method is None else draw(recipe, self.key, self.ids)
-        clean = range(recipe.pictures - len(drawn))
-        self.views = [*map(View, clean), *(View(min(i, recipe.crops - 1), params) for i, params in enumerate(drawn))]
-        if any(has_mates(params.program) for params in drawn):
+        if not recipe.reads_maps:
+            self._show([] if recipe.method is None else draw(recipe, self.key, self.ids))
+        if recipe.reads_maps or any(view.params is not None and has_mates(view.params.program) for view in self.views):
             shape = (recipe.crops, len(self.samples), *recipe.crop.size, 3)
             self._crops = self._lend(math.prod(shape))[: math.prod(shape)].reshape(shape)
+
+    def _draw_by_maps(self, _space: Space) -> None:
+        bank, crops = self.recipe.maps, range(self.recipe.crops)
+        assert bank is not None
+        maps = [bank.take(self.read, self.geometry(crop), self.key.epoch) for crop in crops]
+        self._show(draw(self.recipe, self.key, self.ids, maps))
+
+    def _show(self, drawn: list[Params]) -> None:
+        """Settle which pictures are handed out: the clean ones, then the mixed ones."""
+        clean, last = range(self.recipe.pictures - len(drawn)), self.recipe.crops - 1
+        self.views = [*map(View, clean), *(View(min(i, last), params) for i, params in enumerate(drawn))]
 
     def _fetch(self, _space: Space) -> None:
         """What the source hands out for many samples at once."""
@@ -225,12 +252,13 @@ class Job:
         self.targets = targets if drawn is None else merge(targets, drawn.partner, drawn.weight)
 
 
-def draw(recipe: Recipe, key: Key, ids: Ids) -> list[Params]:
-    """The params of each mixed view of a batch."""
+def draw(recipe: Recipe, key: Key, ids: Ids, maps: Sequence[F32] = ()) -> list[Params]:
+    """The params of each mixed view of a batch.  maps: (N, h, w) of each, for a method that looks at them."""
     assert recipe.method is not None
     unseen = np.broadcast_to(_NOTHING, (len(ids), *recipe.crop.size, 3))  # a draw reads the shape alone
     batch = Batch(unseen, Targets.of(ids, np.zeros(len(ids), np.int64)))
-    return [recipe.method.draw(replace(key, view=view), batch) for view in range(recipe.mixed_views)]
+    batches = [replace(batch, maps=each) for each in maps] or [batch] * recipe.mixed_views
+    return [recipe.method.draw(replace(key, view=view), each) for view, each in enumerate(batches)]
 
 
 def has_mates(program: Program) -> bool:
@@ -240,8 +268,8 @@ def has_mates(program: Program) -> bool:
 
 def has_partners(recipe: Recipe) -> bool:
     """Whether the recipe's method mixes samples with each other, judged by a trial draw."""
-    if recipe.method is None:
-        return False
+    if recipe.method is None or recipe.reads_maps:
+        return recipe.reads_maps
     return any(has_mates(params.program) for params in draw(recipe, Key(0), np.arange(16)))
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..datasets import Source, known_labels
 from ..kernels import U8
+from ..maps import MapBank
 from ..pools import check_pool, open_pool
 from ..types import FastmixError, Method, Targets, check_range, one_hot
 from .jitter import ColorJitter
@@ -82,6 +83,7 @@ class Recipe:
     views: 1; 2 for (view 1, view 2), followed by (mixed 1, mixed 2) if there is a method; 3 for (clean, mixed, mixed).
     replace: whether a bad sample gives way to another one; `anywhere`: to any of the source, else to one of its batch.
     jitter: of the colours of each crop, before it is mixed.
+    maps: of earlier epochs, for a method that uses them, or None.
     """
 
     source: Source
@@ -92,6 +94,7 @@ class Recipe:
     replace: bool = False
     anywhere: bool = True
     jitter: ColorJitter | None = None
+    maps: MapBank | None = None
 
     def __post_init__(self) -> None:
         """Check what is not checked on its own."""
@@ -100,6 +103,8 @@ class Recipe:
                 f"jitter is {self.jitter!r}, expected None or fastmix's own, which is drawn by key: "
                 "fastmix.ColorJitter()"
             )
+        if self.maps is not None:
+            _check_maps(self.maps, self.source, self.views)
 
     @property
     def pool(self) -> U8:
@@ -122,6 +127,11 @@ class Recipe:
     def pictures(self) -> int:
         """How many pictures are made of a sample."""
         return self.mixed_views + (self.crops if self.views > 1 or self.method is None else 0)
+
+    @property
+    def reads_maps(self) -> bool:
+        """Whether the method looks at maps, so that it can be drawn only when the crops are known."""
+        return self.maps is not None and uses_maps(self.method)
 
     @property
     def mixes_labels(self) -> bool:
@@ -154,16 +164,32 @@ def _no_pictures(size: tuple[int, int]) -> U8:
     return empty
 
 
-def check_method(method: Any, views: int) -> None:
-    """Raise TypeError for what is no method, and ValueError for one that cannot make so many views."""
+def uses_maps(method: Any) -> bool:
+    """Whether a method wants `Batch.maps`."""
+    return bool(getattr(method, "uses_maps", False))
+
+
+def _check_maps(maps: Any, source: Source, views: int) -> None:
+    """Raise for what is no bank of maps, or not that of this dataset and so many views."""
+    if not isinstance(maps, MapBank):
+        raise TypeError(f"maps is a {type(maps).__name__}, expected a fastmix.MapBank, or None")
+    for name, have, want in (("length", maps.length, len(source)), ("views", maps.views, 2 if views == 2 else 1)):
+        if have != want:
+            raise ValueError(
+                f"maps has {name}={have}, expected {want}: make it with MapBank({len(source)}, views={views})"
+            )
+
+
+def check_method(method: Any, views: int, maps: MapBank | None = None) -> None:
+    """Raise TypeError for what is no method, and ValueError for one that cannot make so many views, or lacks maps."""
     if views not in (1, 2, 3):
         raise ValueError(f"views is {views!r}, expected 1, 2 or 3")
     if method is not None and (isinstance(method, type) or not isinstance(method, Method)):
         raise TypeError(f"mix is {method!r}, expected a method such as fastmix.PixMix.imagenet(), or None")
-    if getattr(method, "uses_maps", False):
+    if uses_maps(method) and maps is None:
         raise ValueError(
-            f"mix is {method!r}, which needs maps that the loader does not have: mix uint8 batches with fastmix.mix, "
-            "see docs/gradmix.md"
+            f"mix is {type(method).__name__}, which needs maps of earlier epochs: pass "
+            "maps=fastmix.MapBank(len(dataset)) and fill it with put_maps, see docs/gradmix.md"
         )
     if views == 3 and (method is None or not method.label_preserving):
         raise ValueError(

@@ -23,7 +23,7 @@ from ..images import (
     random_resized_crop,
     reach,
 )
-from ..kernels import OP, U8, Op, Records, backend_for
+from ..kernels import F64, OP, U8, Op, Records, backend_for
 from ..rng import Ids, Key, Stream
 from ..types import FastmixError
 from .recipe import Crop
@@ -68,11 +68,13 @@ class Cuts:
 
     draws: (N, CROP_DRAWS) nested lists, what `random_resized_crop` wants.  windows: (N,) OP for pictures that have the
     batch's size already; offsets: (N, 2) top, left of these in 0..8, or None.
+    boxes: (N, 4) left, top, width, height as fractions of the picture, each known when its sample has been placed.
     """
 
     crop: Crop
     flips: NDArray[np.bool_]
     draws: list[list[float]]
+    boxes: F64
     windows: Records | None = None
     offsets: NDArray[np.int64] | None = None
 
@@ -88,10 +90,13 @@ class Cuts:
                 )
             top, left = (0, 0) if self.offsets is None else (int(v) - 4 for v in self.offsets[row])
             return Place((left, top, want[1], want[0]), flip)
-        if self.crop.mode == "center":
-            return Place(center_box(height, width, self.crop.size), flip)
         crop = self.crop
-        return Place(random_resized_crop(self.draws[row], height, width, crop.scale, crop.ratio), flip)
+        if crop.mode == "center":
+            box = center_box(height, width, crop.size)
+        else:
+            box = random_resized_crop(self.draws[row], height, width, crop.scale, crop.ratio)
+        self.boxes[row] = box[0] / width, box[1] / height, box[2] / width, box[3] / height
+        return Place(box, flip)
 
 
 def draw_cuts(crop: Crop, key: Key, ids: Ids) -> Cuts:
@@ -99,10 +104,13 @@ def draw_cuts(crop: Crop, key: Key, ids: Ids) -> Cuts:
     randomly = crop.mode == "random_resized"
     u = key.uniform(ids, Stream.CROP, CROP_DRAWS + 1 if randomly else 3)
     flips = u[:, -1] < crop.flip_chance
+    boxes = np.tile([0.0, 0.0, 1.0, 1.0], (len(flips), 1))
     if randomly or crop.mode == "center":
-        return Cuts(crop, flips, u.tolist())
+        return Cuts(crop, flips, u.tolist(), boxes)
     offsets = pad4(u) if crop.mode == "pad4" else None
-    return Cuts(crop, flips, [], _windows(crop, offsets, flips), offsets)
+    if offsets is not None:
+        boxes[:, :2] = (offsets[:, ::-1] - 4) / (crop.size[1], crop.size[0])
+    return Cuts(crop, flips, [], boxes, _windows(crop, offsets, flips), offsets)
 
 
 def _windows(crop: Crop, offsets: NDArray[np.int64] | None, flips: NDArray[np.bool_]) -> Records:

@@ -43,7 +43,6 @@ class GradMix:
     num_classes: int | None = None
     enabled: bool = True
     label_preserving: ClassVar[bool] = False
-    uses_maps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -55,6 +54,11 @@ class GradMix:
         check_choice("fallback", self.fallback, ("none", "random"))
         check_count("group", self.group, 1)
         check_classes(self.num_classes)
+
+    @property
+    def uses_maps(self) -> bool:
+        """Whether anything depends on maps: not, if all samples are to get random windows."""
+        return self.locate != "random" or self.fallback != "random"
 
     @classmethod
     def paper(cls, **changes: Any) -> GradMix:

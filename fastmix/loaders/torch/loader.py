@@ -13,14 +13,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..datasets import open_source
-from ..engine import (
+from ...datasets import open_source
+from ...engine import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     LABELS,
     ON_ERROR,
     Bad,
     Crop,
+    Delivered,
     Explanation,
     Job,
     Kept,
@@ -36,52 +37,25 @@ from ..engine import (
     form_labels,
     has_partners,
     jobs,
-    keyed_batches,
     level_table,
     made,
     memory_bound,
 )
-from ..engine.jitter import ColorJitter
-from ..rng import Key
-from ..types import Method, Pool
+from ...engine.jitter import ColorJitter
+from ...maps import MapBank
+from ...rng import Key
+from ...types import Method, Pool
 
 try:
     import torch
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError('fastmix.DataLoader needs torch: pip install "fastmix[torch]"') from missing
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler, default_collate
+
+from .samplers import KeyedSampler, own_sampler
 
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 _LISTED = 20  # bad samples named in the warning
-
-
-class KeyedSampler(Sampler[int]):
-    """A new random permutation of 0..len(data_source) - 1 for each epoch, a pure function of (seed, epoch).
-
-    seed: None takes `torch.initial_seed()`, which moves no generator.
-    """
-
-    def __init__(self, data_source: Any, seed: int | None = None):
-        self.data_source, self.seed, self.epoch = data_source, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.data_source)
-
-    def __iter__(self) -> Iterator[int]:
-        key = Key(torch.initial_seed() if self.seed is None else self.seed, self.epoch)
-        for block in keyed_batches(len(self), 4096, False, key):
-            yield from block.tolist()
-
-
-def _own_sampler(dataset: Any, shuffle: bool, seed: int | None, generator: torch.Generator | None) -> Sampler[int]:
-    """The sampler that is meant when none is given."""
-    if not shuffle:
-        return SequentialSampler(dataset)
-    return KeyedSampler(dataset, seed) if generator is None else RandomSampler(dataset, generator=generator)
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -115,6 +89,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     device: None or "cpu".  views: 3 stacks (clean, mixed, mixed) as (3N, 3, H, W), for labels of N; 2 stacks two crops,
     drawn independently, (view 1, view 2) as (2N, 3, H, W), and with any method (view 1, view 2, mixed 1, mixed 2) as
     (4N, 3, H, W), each view mixed within itself; labels stay plain.  jitter: a `ColorJitter` of each crop, or None.
+    maps: a `MapBank` that `put_maps` fills, for methods that mix by the maps of earlier epochs; or None.
 
     Raises ValueError, TypeError or OSError for arguments that do not fit; while iterating, FastmixError in the place of
     the batch that could not be made, and, with threads, RuntimeError after `timeout` seconds without one.
@@ -158,6 +133,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         views: int = 1,
         num_classes: int | None = None,
         jitter: ColorJitter | None = None,
+        maps: MapBank | None = None,
     ):
         self._source = open_source(dataset)
         if isinstance(dataset, str | Path | tuple):
@@ -165,10 +141,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.mix, self.crop, self.size, self.scale, self.ratio, self.hflip = mix, crop, size, scale, ratio, hflip
         self.seed, self.mean, self.std, self.output, self.memory_format = seed, mean, std, output, memory_format
         self.labels, self.on_error, self.pool, self.device = labels, on_error, pool, device
-        self.views, self.num_classes, self.jitter = views, num_classes, jitter
+        self.views, self.num_classes, self.jitter, self.maps = views, num_classes, jitter, maps
         self._check(collate_fn, multiprocessing_context)
         if sampler is None and batch_sampler is None:
-            sampler = _own_sampler(dataset, bool(shuffle), seed, generator)
+            sampler = own_sampler(dataset, bool(shuffle), seed, generator)
             shuffle = None
         super().__init__(
             dataset,
@@ -196,12 +172,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._progress, self._kept = Progress(), Kept()
         self._told = 0  # the epoch that samplers were told last
         self._bad: list[Bad] = []
+        self._delivered: Delivered | None = None
 
     def _check(self, collate_fn: Any, multiprocessing_context: Any) -> None:
         """Raise for arguments that torch would not complain about."""
-        Recipe(self._source, self._crop(), self._output_form(), jitter=self.jitter)
+        Recipe(self._source, self._crop(), self._output_form(), views=self.views, jitter=self.jitter, maps=self.maps)
         Key(0 if self.seed is None else self.seed)
-        check_method(self.mix, self.views)
+        check_method(self.mix, self.views, self.maps)
         check_inputs(self._source, self.mix, self.pool, self._crop().size, self.num_classes)
         for name, choices in (("labels", LABELS), ("on_error", ON_ERROR), ("memory_format", _FORMATS)):
             if getattr(self, name) not in choices:
@@ -234,7 +211,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             given = method.pool if self.pool is None else self.pool
             method = dataclasses.replace(cast(Any, method), pool=self._kept.pool(given, crop.size))
         replaced = self.on_error == "replace", self._order().foreign is None
-        return Recipe(self._source, crop, self._output_form(), method, self.views, *replaced, self.jitter)
+        return Recipe(self._source, crop, self._output_form(), method, self.views, *replaced, self.jitter, self.maps)
 
     def _order(self) -> Order:
         length, batches = len(self._source), cast(Any, self.batch_sampler)
@@ -251,7 +228,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Iterator[list[Any]]:  # type: ignore[override]
         """Start the next epoch; nothing happens before its first batch is asked for."""
-        check_method(self.mix, self.views)
+        check_method(self.mix, self.views, self.maps)
         return self._batches(copy.copy(self.mix))
 
     def _batches(self, mix: Method | None) -> Iterator[list[Any]]:
@@ -279,6 +256,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self.pin_memory and torch.accelerator.is_available():
             tensors = [tensor.pin_memory() for tensor in tensors]
         run.handed_out(job.samples)
+        self._delivered = Delivered.of(job)
         bad += [job.bad[row] for row in sorted(job.bad)]
         return [tensors[0], tuple(tensors[1:]) if self.labels == "pair" else tensors[1]]
 
@@ -290,6 +268,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def bad(self) -> list[Bad]:
         """The samples of the present or last epoch that were replaced, in order: (id, path, reason)."""
         return list(self._bad)
+
+    @property
+    def delivered(self) -> Delivered:
+        """Epoch, ids and weights of the batch handed out last.  Raises RuntimeError before the first one."""
+        if self._delivered is None:
+            raise RuntimeError("no batch has been handed out: iterate over the loader first")
+        return self._delivered
+
+    def put_maps(self, maps: Any) -> None:
+        """Keep, for later epochs, what the model looks at in the batch handed out last.
+
+        maps: (N, h, w), a tensor or array; with views=2 (2N, h, w), of the clean views.  Raises ValueError otherwise.
+        """
+        if self.maps is None:
+            raise ValueError("the loader has no bank for maps: make it with maps=fastmix.MapBank(len(dataset))")
+        self.delivered.put(self.maps, maps)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` (0 <= epoch < 2^32) the next one, here and wherever the sampler or dataset has a `set_epoch`."""
@@ -316,16 +310,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _facts(self) -> dict[str, int]:
         return {"length": len(self._source), "batches": len(self), "batch_size": self.batch_size or 0}
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the stream stands: a few integers.  Batches count when they are handed out."""
-        return self._progress.state(self._key_seed(), self._facts())
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: a few integers, and where the maps are.  Batches count when they are handed out."""
+        state = self._progress.state(self._key_seed(), self._facts())
+        return state if self.maps is None else {**state, "maps": self.maps.state()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`, with any number of threads, when the next epoch is started.
 
-        Raises ValueError if the state is none, or of another stream, seed, dataset or batch size.
+        Raises ValueError if the state is none, or of another stream, seed, dataset, batch size or bank of maps.
         """
+        about = None
+        if self.maps is not None and isinstance(state, dict):
+            about, state = state.get("maps"), {name: value for name, value in state.items() if name != "maps"}
         self._progress.load(state, self.seed, self._facts())
+        if self.maps is not None:
+            self.maps.check_state(about, state["epoch"])
 
     def memory_bound(self) -> int:
         """Most bytes in use at a time, besides the dataset and the batches that the caller keeps longer than one step.
@@ -343,7 +343,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Raises IndexError for a sample that does not exist, and ValueError where samples are mixed with each other in an
         order that only a sampler knows.
         """
-        check_method(self.mix, self.views)
+        check_method(self.mix, self.views, self.maps)
         key, recipe, sample = Key(self._key_seed(), epoch), self._recipe(self.mix), range(len(self._source))[id]
         samples = self._order().batch_of(sample, key) if has_partners(recipe) else np.array([sample])
         return explain(recipe, key, samples, samples, samples.tolist().index(sample))
