@@ -26,7 +26,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastmix import AugMix, CutMix, DataLoader, IPMix, LayerMix, MixUp, PixMix, Pool
+from fastmix import (
+    AttentiveCutMix,
+    AugMix,
+    ColorJitter,
+    CutMix,
+    DataLoader,
+    GradMix,
+    IPMix,
+    LayerMix,
+    MapBank,
+    MixUp,
+    PixMix,
+    Pool,
+)
 from fastmix.engine.progress import STREAM_VERSION
 
 RECORDED = Path(__file__).parent / "data" / "streams.json"
@@ -80,9 +93,27 @@ SETS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
 }
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "two-views": {"views": 2, "jitter": ColorJitter()},
+    "two-views-cutmix": {"views": 2, "jitter": ColorJitter(), "mix": CutMix()},
+    "gradmix": {"mix": GradMix.paper(), "maps": 1},
+    "gradmix-two-views": {"mix": GradMix.repo(), "maps": 2, "views": 2},
+    "attentivecutmix": {"mix": AttentiveCutMix(), "maps": 1},
+}
+
+
+def other_digest(dataset: Any, options: dict[str, Any], name: str) -> str:
+    """Of a stream with settings of its own; maps are levels of the pictures that they belong to."""
+    other = dict(OTHERS[name])
+    if "maps" in other:
+        other["maps"] = MapBank(len(dataset[0]), (4, 4), views=other["maps"])
+    return stream_digest(dataset, {**options, **other}, "plain")
+
+
 def stream_digest(dataset: Any, options: dict[str, Any], name: str) -> str:
     """sha256 over ids, uint8 pictures, both labels and weights of all batches of some epochs."""
-    loader = DataLoader(dataset, shuffle=True, seed=SEED, mix=METHODS[name], output="uint8", labels="pair", **options)
+    options = {"mix": METHODS[name], **options}
+    loader = DataLoader(dataset, shuffle=True, seed=SEED, output="uint8", labels="pair", **options)
     made = hashlib.sha256()
     for epoch in range(EPOCHS):
         loader.set_epoch(epoch)
@@ -90,6 +121,10 @@ def stream_digest(dataset: Any, options: dict[str, Any], name: str) -> str:
         for images, (a, b, w) in loader:
             for tensor, dtype in ((images, "u1"), (a, "<i8"), (b, "<i8"), (w, "<f4")):
                 made.update(tensor.numpy().astype(dtype).tobytes())
+            if loader.maps is not None:
+                made.update(loader.delivered.weights.astype("<f4").tobytes())
+                clean = images[: len(loader.delivered.ids) * loader.maps.views]
+                loader.put_maps(clean[:, 0, ::8, ::8].contiguous())
     return made.hexdigest()
 
 
@@ -101,6 +136,7 @@ def record(root: Path) -> dict[str, Any]:
         folder.mkdir()
         dataset = make(folder)
         digests[kind] = {name: stream_digest(dataset, options, name) for name in METHODS}
+    digests["others"] = {name: other_digest(arrays(root), SETS["arrays-pad4"][1], name) for name in OTHERS}
     return {"stream_version": STREAM_VERSION, "digests": digests}
 
 
@@ -120,6 +156,12 @@ def test_streams_are_those_of_earlier_releases(kind: str, tmp_path: Path) -> Non
         f"the batches of {', '.join(changed)} on {kind} are no longer those of stream version {STREAM_VERSION}: undo "
         "that, or raise STREAM_VERSION, tell of it in CHANGELOG.md and run tests/test_stream_golden.py"
     )
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_streams_are_those_of_earlier_releases(name: str, tmp_path: Path) -> None:
+    found = other_digest(arrays(tmp_path), SETS["arrays-pad4"][1], name)
+    assert found == recorded()["digests"]["others"][name], f"the batches of {name} have changed: see the test above"
 
 
 @pytest.mark.parametrize("part", ["numpy", "kernels"])
@@ -146,7 +188,7 @@ def test_the_recorded_version_is_the_programs() -> None:
 def test_every_stream_is_another() -> None:
     """A method that did nothing, or a crop that was ignored, would have the digest of another stream."""
     digests = [digest for streams in recorded()["digests"].values() for digest in streams.values()]
-    assert len(set(digests)) == len(SETS) * len(METHODS) == 21
+    assert len(set(digests)) == len(SETS) * len(METHODS) + len(OTHERS) == 26
 
 
 if __name__ == "__main__":
