@@ -260,8 +260,9 @@ def test_explain_in_words(photos: Path) -> None:
 
 
 def test_explain_refuses_what_it_cannot_know(photos: Path) -> None:
-    with pytest.raises(IndexError):
-        loader_of(photos).explain(COUNT, 0)
+    for wrong in (COUNT, -1, 0.5):
+        with pytest.raises(IndexError, match=rf"id is {wrong}, expected the number of a sample, 0..{COUNT - 1}"):
+            loader_of(photos).explain(wrong, 0)
     with pytest.raises(ValueError, match="known to its sampler alone"):
         loader_of(photos, mix=METHODS["mixup"], shuffle=False, sampler=list(range(COUNT))).explain(1, 0)
     with pytest.raises(ValueError, match="in no batch of epoch 0: drop_last"):

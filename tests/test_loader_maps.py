@@ -327,3 +327,15 @@ def test_maps_that_say_nothing_leave_pictures_alone() -> None:
         for _ in loader:
             loader.put_maps(torch.full((8, *CELLS), bad))
             assert (loader.delivered.weights == 1).all()
+
+
+def test_explains_a_picture_of_the_epoch_under_way() -> None:
+    arrays = make_arrays(24, 64)
+    loader = loader_of(arrays, mix=GradMix(num_classes=10), maps=bank_for(24), output="uint8")
+    list(fed(loader, 1))
+    for images, _ in loader:
+        now = loader.delivered
+        for row in range(0, BATCH, 3):
+            told = loader.explain(int(now.ids[row]), now.epoch)
+            np.testing.assert_array_equal(told.pictures[0], images[row].permute(1, 2, 0).numpy())
+            assert told.weight == pytest.approx(float(now.weights[row])) and told.partner is not None

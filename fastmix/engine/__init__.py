@@ -7,7 +7,7 @@ epoch; `explain` tells what was done to one sample; `Delivered` is what is remem
 
 from .crew import Crew, made
 from .delivered import Delivered
-from .explain import Explanation, explain
+from .explain import Explanation, check_sample, explain
 from .job import Bad, Job, has_partners, jobs, memory_bound
 from .kept import Buffers, Kept
 from .progress import STREAM_VERSION, Order, Progress, Run, keyed_batches
@@ -47,6 +47,7 @@ __all__ = [
     "Run",
     "check_inputs",
     "check_method",
+    "check_sample",
     "check_size",
     "explain",
     "form_labels",

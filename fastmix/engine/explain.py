@@ -55,6 +55,13 @@ class Explanation:
         return self.crops[0].flip
 
 
+def check_sample(id: int, length: int) -> int:
+    """The number of a sample.  Raises IndexError, also for those that count from the end, which no draw is made for."""
+    if not (isinstance(id, int | np.integer) and 0 <= id < length):
+        raise IndexError(f"id is {id!r}, expected the number of a sample, 0..{length - 1}")
+    return int(id)
+
+
 def explain(recipe: Recipe, key: Key, samples: Ids, ids: Ids, row: int) -> Explanation:
     """Make a batch once more, and tell about one row of it.  Raises as the batch does."""
     recipe = replace(recipe, output=Output(level_table("uint8", (0, 0, 0), (1, 1, 1)), channels_last=True))

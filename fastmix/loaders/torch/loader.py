@@ -32,6 +32,7 @@ from ...engine import (
     Run,
     check_inputs,
     check_method,
+    check_sample,
     check_size,
     explain,
     form_labels,
@@ -339,11 +340,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def explain(self, id: int, epoch: int) -> Explanation:
         """Make sample `id` of `epoch` once more, and tell what is done to it: crop, partner, ops and pictures.
 
-        It is what the loader would make with its present settings; of a sample that is drawn twice, the first time.
+        It is what the loader would make with its present settings and maps; of a sample drawn twice, the first time.
         Raises IndexError for a sample that does not exist, and ValueError where samples are mixed with each other in an
         order that only a sampler knows.
         """
         check_method(self.mix, self.views, self.maps)
-        key, recipe, sample = Key(self._key_seed(), epoch), self._recipe(self.mix), range(len(self._source))[id]
+        key, recipe, sample = Key(self._key_seed(), epoch), self._recipe(self.mix), check_sample(id, len(self._source))
         samples = self._order().batch_of(sample, key) if has_partners(recipe) else np.array([sample])
         return explain(recipe, key, samples, samples, samples.tolist().index(sample))
