@@ -182,7 +182,7 @@ def _set_parts(images, pictures, layers, plan, steps, row, out):  # type: ignore
         if step.left >= step.right:
             continue
         n, of = np.uint64(3 * (step.right - step.left)), _place(layers, plan, row, step.layer, size)
-        for y in range(step.top, step.bottom):
+        for y in range(max(step.top, 0), min(step.bottom, height)):
             at = np.uint64(y) * pitch + np.uint64(3 * step.left)
             load(slots if plan[step.layer].slot >= 0 else sources, of + at, n, made, at)
 

@@ -170,6 +170,28 @@ def test_sources_chain_and_finish(backend: Backend) -> None:
     np.testing.assert_array_equal(made[2], 255 - pool[3, 3:9, 5:12][:, ::-1])
 
 
+@pytest.mark.parametrize("pool_in", [False, True])
+def test_sets_are_slices(backend: Backend, pool_in: bool) -> None:
+    """Boxes of a mate, of a changed sample and of the pool over each other, some of them empty."""
+    images = np.stack([picture(seed, (7, 9)) for seed in range(40)])
+    pool = np.stack([picture(seed + 90, (9, 12)) for seed in range(4)])
+    rng = np.random.default_rng(5)
+    made = Program.empty(np.arange(40), np.array([1, 2, 3], np.uint32), (7, 9), layers=3, chain=1, steps=4)
+    made.layers["source"], made.layers["index"][:, 0] = (Source.MATE, Source.SAMPLE, Source.POOL), rng.permutation(40)
+    made.layers["index"][:, 2], made.layers["top"][:, 2], made.layers["left"][:, 2] = 3, 2, 1
+    made.ops["code"][:, 1, 0] = Op.INVERT
+    made.steps["mode"], made.steps["layer"] = Mode.SET, rng.integers(0, 3 if pool_in else 2, (40, 4))
+    for low, high, side in (("top", "bottom", 7), ("left", "right", 9)):
+        made.steps[low], made.steps[high] = rng.integers(0, side + 1, (2, 40, 4))
+    expected = images.copy()
+    for row, one in enumerate(expected):
+        layers = images[made.layers["index"][row, 0]], 255 - images[row], pool[3, 2:, 1:10]
+        for step in made.steps[row]:
+            box = slice(step["top"], step["bottom"]), slice(step["left"], step["right"])
+            one[box] = layers[step["layer"]][box]
+    np.testing.assert_array_equal(run_mix(backend, images, made, pool), expected)
+
+
 def test_only_the_slice_is_made(backend: Backend) -> None:
     images = np.stack([picture(seed, (5, 6)) for seed in range(4)])
     out = np.full_like(images, 77)

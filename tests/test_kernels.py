@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import KEY, SIZES, check_paste, picture
+from checks import KEY, SIZES, check_paste, picture, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
-from fastmix.kernels import Backend
+from fastmix.kernels import Backend, Mode, Op, Source
 from fastmix.rng import philox
 
 KERNELS = [name for name, member in vars(Backend).items() if inspect.isfunction(member) and not name.startswith("_")]
@@ -165,6 +165,23 @@ def test_to_float(backend: Backend, channels_last: bool, dtype: Any) -> None:
     backend.to_float(images, table, out, channels_last, 1, 3)
     np.testing.assert_array_equal(out[1:], expected[1:])
     np.testing.assert_array_equal(out[0], np.full_like(out[0], 77))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_mix_float(backend: Backend, channels_last: bool, dtype: Any) -> None:
+    images = np.stack([picture(seed, (5, 6)) for seed in range(4)])
+    table = np.random.default_rng(0).integers(0, 60000, (3, 256)).astype(dtype)
+    programs = program(4, (5, 6), {"mode": Mode.LINEAR, "a": 0.5, "b": 0.5}, chain=(Op.INVERT,))
+    programs.layers["source"], programs.layers["index"][:, 0] = Source.MATE, [3, 2, 1, 0]
+    programs.finish["code"][2] = Op.MIRROR
+    mixed = np.floor(images / 2 + (255 - images[::-1].astype(np.float64)) / 2 + 0.5).astype(np.int64)
+    mixed[2] = mixed[2][:, ::-1]
+    expected = np.stack([table[c][mixed[..., c]] for c in range(3)], -1)[1:3]
+    expected = expected if channels_last else expected.transpose(0, 3, 1, 2)
+    out = np.full(expected.shape, 77, dtype)
+    backend.mix_float(images, images[:0], programs, table, out, channels_last, 1, 3)
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_attractor_follows_the_chaos_game(backend: Backend) -> None:
