@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 TORCH = ["torch"]
 PLOT = ["matplotlib"]
 PHOTOS = ["scikit-image", "scikit-learn"]
+TENSORBOARD = ["tensorboard"]
 
 setup(
     name="fastmix",
@@ -33,10 +34,13 @@ setup(
         "torch": TORCH,
         "plot": PLOT,
         "demo": TORCH + PLOT + PHOTOS,
+        "examples": TORCH + PLOT + TENSORBOARD,
         "test": [
             *PLOT,
             *PHOTOS,
+            *TENSORBOARD,
             "codespell",
+            "grad-cam",
             "hypothesis",
             "mypy==2.4.1",
             "pre-commit",

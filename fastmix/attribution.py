@@ -1,13 +1,27 @@
 """Maps of what the model looks at, read out of the training step that is made anyway.  Needs torch.
 
-`AttributionHook` keeps the outputs of named layers during the forward pass; `AttributionHook.maps` differentiates a
-target (the loss, say) with respect to them and makes class activation maps.  There is no second forward, and parameter
-gradients, modes, buffers, generators and hooks are afterwards what they would have been without it.
+`AttributionHook` keeps the outputs of named layers during the forward pass; `AttributionHook.maps` makes class
+activation maps of them.  There is no second forward, and parameter gradients, modes, buffers, generators and hooks are
+afterwards what they would have been without it.  Gradients come in either of two ways, and the rest holds of both:
+
+- `maps(target)`, before `backward()`, differentiates a target (the loss, say) down to the first named layer: any target
+  and any number of them, each for a share of a backward.
+- With keep_gradients=True, `loss.backward()` leaves its gradients at the named layers in passing, and `maps()` without
+  a target reads them afterwards.  There is no other backward, and the target is the loss that was trained on:
+
+      with AttributionHook(model, ["layer3"], keep_gradients=True) as hook:
+          loss = criterion(model(images), labels)
+          loss.backward()
+          maps = hook.maps(size=(8, 8))
+
+  If several backward passes reach a layer after one forward (retain_graph=True, `torch.autograd.grad`, `maps(target)`
+  of another hook), the last one counts, by itself and not summed.
 
 - Several forwards: maps are those of the last one with gradients; those under `no_grad` leave no trace.  With gradient
-  accumulation, read the maps of each micro-batch before its `backward()`.
+  accumulation each micro-batch has a forward and a backward, and maps of its own: read them before that backward, or
+  between it and the next forward.
 - Mixed precision: maps are computed in float32.  With a GradScaler give the scaled loss, whose gradients do not
-  underflow; its factor cancels unless norm="none".
+  underflow, or call its backward(); the factor cancels unless norm="none".
 - torch.compile: the gradient of an inner tensor cannot be had from a compiled graph, so nothing is kept of a compiled
   forward.  Run `hook.model`, the same module uncompiled, where maps are read, and the compiled one elsewhere.
 - DistributedDataParallel: names are those of the wrapped module, maps those of the own rank; nothing is communicated.
@@ -16,7 +30,6 @@ gradients, modes, buffers, generators and hooks are afterwards what they would h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -27,110 +40,31 @@ try:
     import torch
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError('fastmix.attribution needs torch: pip install "fastmix[torch]"') from missing
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .cams import (
+    Fuse,
+    Norm,
+    Scale,
+    fuse_maps,
+    grad_cam,
+    hires_cam,
+    input_gradient,
+    layer_cam,
+    normalise_maps,
+    token_grid,
+)
+
+__all__ = [
+    "AttributionHook", "Fallbacks", "Fuse", "MapMethod", "Norm", "Scale", "Sign",
+    "fuse_maps", "grad_cam", "hires_cam", "input_gradient", "layer_cam", "normalise_maps", "token_grid",
+]  # fmt: skip
+
 MapMethod = Literal["layer_cam", "grad_cam", "hires_cam", "input_gradient"]
-Norm = Literal["image", "batch", "none"]
-Fuse = Literal["sum", "mean", "max"]
-Scale = Literal["none", "tanh"]
 Sign = Literal["loss", "neg_loss"]
 
-_FLAT = 1e-6  # a map whose range is this share of its peak is constant but for rounding
-_TANH = 2.0
 _INPUT = "input"
-
-
-def layer_cam(activations: Tensor, gradients: Tensor) -> Tensor:
-    """relu(sum_c relu(G_c) A_c); Jiang et al., "LayerCAM" (IEEE TIP 2021).
-
-    Args:
-        activations: (N, C, h, w), A.
-        gradients: (N, C, h, w), G, the derivative of a scalar by A.
-
-    Returns:
-        (N, h, w) float32, >= 0.
-    """
-    return (_wide(gradients).relu() * _wide(activations)).sum(1).relu().float()
-
-
-def grad_cam(activations: Tensor, gradients: Tensor) -> Tensor:
-    """relu(sum_c mean(G_c) A_c); Selvaraju et al., "Grad-CAM" (ICCV 2017), equations 1-2.  Shapes as in `layer_cam`."""
-    weights = _wide(gradients).mean((2, 3), keepdim=True)
-    return (weights * _wide(activations)).sum(1).relu().float()
-
-
-def hires_cam(activations: Tensor, gradients: Tensor) -> Tensor:
-    """relu(sum_c G_c A_c); HiResCAM (arXiv 2011.08891) and a final relu.  Shapes as in `layer_cam`."""
-    return (_wide(gradients) * _wide(activations)).sum(1).relu().float()
-
-
-def input_gradient(_inputs: Tensor, gradients: Tensor) -> Tensor:
-    """max_c |G_c|; Simonyan et al., "Deep inside convolutional networks" (2014), section 3.  Shapes: `layer_cam`."""
-    return _wide(gradients).abs().amax(1).float()
-
-
-def normalise_maps(maps: Tensor, norm: Norm = "image", scale: Scale = "none") -> tuple[Tensor, Tensor, Tensor]:
-    """Bring the maps of one layer to [0, 1]; maps that say nothing become zeros, never NaN.
-
-    Args:
-        maps: (N, h, w) floating, >= 0.
-        norm: (M - min) / (max - min), with both taken over each "image" or over the "batch"; or "none".
-        scale: "tanh" first replaces M by tanh(2 M / max M) of each image (with norm="none" that is all, as the LayerCAM
-            paper does with shallow layers); or "none".
-
-    Returns:
-        maps: (N, h, w), in [0, 1] unless both are "none".
-        flat: (N,) bool, maps without contrast (all zero, or constant within 1e-6 of their peak): zeros in the result.
-        nonfinite: (N,) bool, maps with NaN or infinity: zeros in the result, and not counted in a batch's range.
-    """
-    finite = maps.isfinite().flatten(1).all(1)[:, None, None]
-    maps = torch.where(finite, maps, 0)
-    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
-    flat = finite & (high - low <= _FLAT * high.abs())
-    told = finite & ~flat
-    if scale == "tanh":
-        maps, low, high = (torch.tanh(_TANH * each / high) for each in (maps, low, high))
-    if norm == "batch":
-        low, high = torch.where(told, low, torch.inf).amin(), torch.where(told, high, -torch.inf).amax()
-    if norm != "none":
-        maps = (maps - low) / (high - low)
-    return torch.where(told, maps, 0), flat.flatten(), ~finite.flatten()
-
-
-def fuse_maps(maps: Sequence[Tensor], size: tuple[int, int] | None = None, fuse: Fuse = "sum") -> Tensor:
-    """One map from those of several layers, resized bilinearly (corners not aligned) before they are fused.
-
-    Args:
-        maps: (N, h, w) each, with sizes of their own.
-        size: (height, width) of the result; None takes the largest map's.
-        fuse: "sum", "mean" or "max" over the layers.
-
-    Returns:
-        (N, height, width).
-    """
-    shape = size or max((each.shape[1:] for each in maps), key=math.prod)
-    same = torch.cat([F.interpolate(each[:, None], shape, mode="bilinear", align_corners=False) for each in maps], 1)
-    return same.amax(1) if fuse == "max" else same.sum(1) if fuse == "sum" else same.mean(1)
-
-
-def token_grid(height: int, width: int) -> Callable[[Tensor], Tensor]:
-    """For `AttributionHook(reshape=...)`: tokens (N, T, C) as (N, C, height, width).
-
-    The last height * width tokens are the patches, in row-major order; class, distillation and register tokens before
-    them are dropped.
-    """
-
-    def arrange(tokens: Tensor) -> Tensor:
-        if tokens.ndim != 3 or tokens.shape[1] < height * width:
-            raise ValueError(
-                f"a layer gives shape {tuple(tokens.shape)}, expected tokens (N, T, C) with T >= {height} * {width}, "
-                "the patches down and across"
-            )
-        return tokens[:, -height * width :].transpose(1, 2).reshape(len(tokens), -1, height, width)
-
-    return arrange
 
 
 @dataclass(frozen=True)
@@ -161,6 +95,8 @@ class AttributionHook:
         layers: Names as in `model.named_modules()`.  None named: the input itself, for method="input_gradient".
         reshape: Turns a layer's output into (N, C, h, w): `token_grid(h, w)` for a vision transformer, or
             `lambda y: y.movedim(-1, 1)` where channels come last.
+        keep_gradients: Remember what backward passes leave at the kept outputs, for `maps()` without a target.  Costs
+            the memory of one gradient a layer, until the next forward or the end of the block.
 
     Raises:
         ValueError: A name is unknown; close ones are listed.
@@ -168,13 +104,19 @@ class AttributionHook:
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[str] = (), *, reshape: Callable[[Tensor], Tensor] | None = None
+        self,
+        model: nn.Module,
+        layers: Sequence[str] = (),
+        *,
+        reshape: Callable[[Tensor], Tensor] | None = None,
+        keep_gradients: bool = False,
     ):
         self.model = _unwrapped(model)
         self._layers = _find(self.model, (layers,) if isinstance(layers, str) else layers)
-        self._reshape = reshape
+        self._reshape, self._keeps_gradients = reshape, keep_gradients
         self._handles: list[RemovableHandle] = []
         self._seen: dict[str, Tensor] = {}
+        self._passing: dict[str, _Passing] = {}
         self._repeated: set[str] = set()
         self._inside = False
         self._made = 0
@@ -204,7 +146,7 @@ class AttributionHook:
 
     def maps(
         self,
-        target: Tensor,
+        target: Tensor | None = None,
         *,
         method: MapMethod = "layer_cam",
         size: tuple[int, int] | None = None,
@@ -216,22 +158,25 @@ class AttributionHook:
         """Maps of the last forward, to be read before `target.backward()`, several times if need be.
 
         Args:
-            target: A scalar, or (N,) one score a sample, computed from the last forward.
+            target: A scalar, or (N,) one score a sample, computed from the last forward.  None, with keep_gradients,
+                takes the gradients of the last backward() since that forward, and is read after it.
             method: What to make of activations and gradients; "input_gradient" wants a hook without layers.
             size: (height, width) of the maps; None takes the largest named layer's.
             norm: Of each layer's maps, as in `normalise_maps`.
             fuse: Of the layers, after normalising, as in `fuse_maps`.
             scale: As in `normalise_maps`.
-            sign: "loss" differentiates `target`, "neg_loss" -target.  Of a loss, "loss" marks where more activation
-                raises it, "neg_loss" the evidence that lowers it.  For a score take "loss".
+            sign: Of the gradients: "neg_loss" negates them.  Of a loss, "loss" marks where more activation raises it,
+                "neg_loss" the evidence that lowers it.  For a score take "loss".
 
         Returns:
             (N, h, w) float32 on the model's device, without gradient: in [0, 1] after "mean", "max" or for one layer,
             in [0, number of layers] after "sum", >= 0 if norm is "none".  Maps without evidence are zeros.
 
         Raises:
-            ValueError: An option, the target or a layer's shape does not fit, or the target does not depend on a layer.
-            RuntimeError: There is no forward to read from, a layer ran twice in it, or its graph is gone.
+            ValueError: An option, the target or a layer's shape does not fit, the target does not depend on a layer, or
+                there is none and gradients are not kept.
+            RuntimeError: There is no forward to read from, a layer ran twice in it, its graph is gone, or no backward()
+                has reached a layer.
         """
         _check(
             method=(method, MapMethod), norm=(norm, Norm), fuse=(fuse, Fuse), scale=(scale, Scale), sign=(sign, Sign)
@@ -247,26 +192,54 @@ class AttributionHook:
         self._made += sum(map(len, maps))
         return fuse_maps(maps, size, fuse)
 
-    def _pairs(self, target: Tensor, sign: Sign) -> list[tuple[Tensor, Tensor]]:
+    def _pairs(self, target: Tensor | None, sign: Sign) -> list[tuple[Tensor, Tensor]]:
         """Activations and gradients (N, C, h, w) of each layer."""
-        _check_target(target)
         names = list(self._layers) or [_INPUT]
+        gradients = self._left(names, sign) if target is None else self._derivatives(names, target, sign)
+        found = zip(names, gradients, strict=True)
+        return [(self._spatial(name, self._seen[name].detach()), self._spatial(name, each)) for name, each in found]
+
+    def _derivatives(self, names: list[str], target: Tensor, sign: Sign) -> list[Tensor]:
+        """Gradients of the target, by a backward pass down to the first of the layers."""
+        _check_target(target)
         kept = [self._output(name) for name in names]
-        seen = dict(self._seen)
+        before = {name: each.gradient for name, each in self._passing.items()}
         try:
             start = torch.full_like(target, 1 if sign == "loss" else -1)
             gradients = torch.autograd.grad(target, kept, start, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             if "second time" not in str(error):
                 raise
-            raise RuntimeError("the graph of target is gone: read maps() before target.backward()") from error
+            raise RuntimeError(
+                "the graph of target is gone: read maps() before target.backward(), or after it without a target, from "
+                "a hook with keep_gradients=True"
+            ) from error
         finally:
-            self._seen = seen  # activation checkpoints have run layers once more
+            for name, gradient in before.items():
+                self._passing[name].gradient = gradient  # this pass is not the one that trains
         lost = [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
         if lost:
             raise ValueError(f"target does not depend on {lost[0]!r} in the last forward: compute it from that one")
-        found = zip(names, kept, gradients, strict=True)
-        return [(self._spatial(name, each.detach()), self._spatial(name, gradient)) for name, each, gradient in found]
+        return list(gradients)
+
+    def _left(self, names: list[str], sign: Sign) -> list[Tensor]:
+        """Gradients that the last backward() has left."""
+        if not self._keeps_gradients:
+            raise ValueError(
+                "target is None, but this hook keeps no gradients: make it with keep_gradients=True, or give the loss, "
+                "before loss.backward()"
+            )
+        gradients = []
+        for name in names:
+            self._output(name)  # raises if there is none to go with a gradient
+            gradient = self._passing[name].gradient
+            if gradient is None:
+                raise RuntimeError(
+                    f"no gradient has reached layer {name!r}: call loss.backward() first, with a loss that depends on "
+                    "what the layer returned in the last forward"
+                )
+            gradients.append(gradient if sign == "loss" else -gradient)
+        return gradients
 
     def _output(self, name: str) -> Tensor:
         if name in self._repeated:
@@ -290,8 +263,9 @@ class AttributionHook:
     def _begin(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return None
-        self._forget()
-        self._inside = True
+        if not _in_backward():
+            self._forget()
+            self._inside = True
         return None if self._layers else (self._tap(_INPUT, args[0] if args else None), *args[1:])
 
     def _keep(self, name: str, _module: nn.Module, _args: Any, output: Any) -> Tensor | None:
@@ -308,11 +282,40 @@ class AttributionHook:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             what = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"{name!r} is a {what}, expected one floating tensor: name another layer, or convert")
-        kept = self._seen[name] = value if value.requires_grad else value.detach().requires_grad_()
+        kept = value if value.requires_grad else value.detach().requires_grad_()
+        if not _in_backward():
+            self._seen[name] = kept
+            if self._keeps_gradients:
+                self._passing[name] = _Passing(kept)
         return kept.clone()  # so that an in-place operation that follows, such as ReLU, leaves the kept one as it is
 
     def _forget(self) -> None:
-        self._seen, self._repeated, self._inside = {}, set(), False
+        for each in self._passing.values():
+            each.stop()
+        self._seen, self._passing, self._repeated, self._inside = {}, {}, set(), False
+
+
+class _Passing:
+    """The gradient that the last backward pass has left at a tensor; not the tensor, that would be a cycle for ever."""
+
+    def __init__(self, tensor: Tensor):
+        self.gradient: Tensor | None = None
+        self._leaf = tensor.is_leaf
+        self._handle: RemovableHandle = tensor.register_hook(self._remember)  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        self._handle.remove()
+        self.gradient = None
+
+    def _remember(self, gradient: Tensor | None) -> None:
+        if gradient is not None:  # which it is for a chunk of which only a sibling is used
+            # A leaf's .grad is this very memory, and may be changed before maps are read.
+            self.gradient = gradient.detach().clone() if self._leaf else gradient.detach()
+
+
+def _in_backward() -> bool:
+    """Whether this is a layer's second run, for its checkpoint; torch.utils.checkpoint asks in this way, too."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _check(**options: tuple[object, Any]) -> None:
@@ -344,7 +347,3 @@ def _check_target(target: Tensor) -> None:
     if target.ndim > 1:
         fix = "of logits (N, C) take each sample's class, logits.gather(1, labels[:, None])[:, 0]"
         raise ValueError(f"target has shape {tuple(target.shape)}, expected a scalar or (N,): {fix}")
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

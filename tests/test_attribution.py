@@ -140,8 +140,9 @@ def test_batched_equals_one_by_one(method: str) -> None:
 @pytest.mark.parametrize("method", CAMS)
 @pytest.mark.parametrize("layers", [["body.4"], LAYERS])
 def test_pytorch_grad_cam_agrees(method: str, layers: list[str]) -> None:
-    cams = pytest.importorskip("pytorch_grad_cam")
-    targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
+    import pytorch_grad_cam as cams  # slow to import
+    from pytorch_grad_cam.utils import model_targets as targets
+
     net, images, labels = Net().eval(), pictures(4), [3, 0, 4, 1]
     program = {"layer_cam": cams.LayerCAM, "grad_cam": cams.GradCAM, "hires_cam": cams.HiResCAM}[method]
     with program(net, [net.get_submodule(name) for name in layers]) as cam:
