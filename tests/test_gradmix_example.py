@@ -178,7 +178,7 @@ def test_a_broken_idx_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_verdicts_weigh_differences_against_their_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """random 0.50 0.60 0.70; fresh +0.01 +0.02 +0.03, deviation 0.01; cached -0.02 0 +0.04, deviation 0.0306; -0.1 / 3."""
+    """Fresh: +0.01 +0.02 +0.03, deviation 0.01; cached: -0.02 0 +0.04, deviation 0.0306; the other figure: -0.1 / 3."""
     auroc = {"random": (0.5, 0.6, 0.7), "fresh": (0.51, 0.62, 0.73), "cached": (0.48, 0.6, 0.74)}
     rows = [
         {"way": way, "seed": seed, "auroc": value, "auroc_maha": 0.8 - 0.1 * (way == "cached" and seed == 2)}
