@@ -37,6 +37,7 @@ pictures of views, maps, windows and mixed views.
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections import OrderedDict
@@ -181,7 +182,7 @@ def train(
                 seconds.append(time.perf_counter() - start)
                 writer.add_scalar("loss/step", step.loss, len(seconds))
                 if index == 0:
-                    shown = sheet(images, step.maps, step.mixed, step.boxes)
+                    shown = sheet(images[: 2 * len(labels)], step.maps, step.mixed, step.boxes)
                     writer.add_image("views, maps, windows, mixed views", shown, epoch)
                 start = time.perf_counter()
             facts = {"loss": statistics.fmean(losses), "covered": statistics.fmean(shares)}
@@ -225,15 +226,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("openset"))
     options = parser.parse_args()
+    options.ways = list(dict.fromkeys(options.ways))
     for name, value in (QUICK if options.quick else FULL).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-        elif getattr(options, name) <= 0:
+        elif not 0 < getattr(options, name) < math.inf:
             parser.error(f"{name} is {getattr(options, name)}, expected a number above 0")
+    if options.k < 1 or options.workers < 0:
+        parser.error(f"k is {options.k} and workers {options.workers}, expected numbers from 1 and from 0 on")
     try:
+        torch.empty(0, device=options.device)
+        options.out.mkdir(parents=True, exist_ok=True)
         options.pictures = open_pictures(options.data)
         count = len(divide(options.pictures, 0, options.known, options.train, options.test).train)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         parser.error(str(error))
     if count < options.batch_size:
         parser.error(f"batch_size is {options.batch_size}, expected at most {count}, the number of training pictures")
@@ -243,7 +249,6 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     pictures = vars(options).pop("pictures")
-    options.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     runs = [(way, seed) for seed in range(options.seeds) for way in options.ways]
     for way, seed in tqdm(runs, "ways x seeds", unit="run"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,10 @@ class MapBank:
     """
 
     def __init__(self, length: int, shape: tuple[int, int] = (7, 7), views: int = 1, path: str | Path | None = None):
-        for name, value in (("length", length), ("shape", min(shape)), ("views", views)):
-            if not isinstance(value, int | np.integer) or value < 1:
+        if not isinstance(shape, Sequence) or len(shape) != 2:
+            raise ValueError(f"shape is {shape!r}, expected a pair (h, w) of cells")
+        for name, value in (("length", length), ("shape", shape[0]), ("shape", shape[1]), ("views", views)):
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected integers >= 1")
         self.length, self.shape, self.views, self.path = int(length), (int(shape[0]), int(shape[1])), int(views), path
         self._lock = threading.Lock()
@@ -87,6 +89,16 @@ class MapBank:
 
     def __len__(self) -> int:
         return self.length
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a bank in memory has its maps, one of a bank in a file shares the file."""
+        left_out = {"_lock"} if self.path is None else {"_lock", "_entries"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+        if self.path is not None:
+            self._entries = _mapped(Path(self.path), (self.length, self.views, _SLOTS), _entry(self.shape))
 
     def put(self, ids: Any, maps: Any, geometry: Geometry, epoch: int, view: int = 0) -> None:
         """Keep the maps of crops that were seen in `epoch`.
@@ -230,6 +242,7 @@ def _mapped(path: Path, size: tuple[int, int, int], kind: np.dtype[Any]) -> Entr
     if not path.exists():
         return np.asarray(np.lib.format.open_memmap(path, "w+", kind, size))
     try:
+        np.lib.format.open_memmap(path, "r")  # which refuses a file that is too short; "r+" would fill it up
         entries = np.asarray(np.lib.format.open_memmap(path, "r+"))
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot open the bank {path}: {error}; expected a file that a MapBank wrote") from error

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import U8, backend_for
+from .kernels import U8, Mode, Source, backend_for
 from .types import Batch, Key, Method, Params, Pool, Targets
 
 
@@ -33,10 +33,33 @@ def apply(batch: Batch, params: Params, pool: Pool | None, out: U8) -> Batch:
     Label b is the partner's label, and w the realised share of the own one.  Maps are dropped: they belong to the
     unmixed pictures.  Raises ValueError if the labels of `batch` are mixed already and would have to be mixed again.
     """
-    targets = merge(batch.targets, params.partner, params.weight)
     pictures = np.empty((0, *batch.images.shape[1:]), np.uint8) if pool is None else pool.images
+    check_params(params, batch.images.shape, pictures.shape)
+    targets = merge(batch.targets, params.partner, params.weight)
     backend_for(batch.images).mix(batch.images, pictures, params.program, out, 0, len(out))
     return Batch(out, targets)
+
+
+def check_params(params: Params, images: tuple[int, ...], pool: tuple[int, ...]) -> None:
+    """Raise ValueError for params that lead beyond an array: kernels do not look again.
+
+    images, pool: shapes (N, H, W, 3) and (M, PH, PW, 3) of what the programs will see.
+    """
+    (count, height, width), (pictures, high, wide) = images[:3], pool[:3]
+    layers, steps = params.program.layers, params.program.steps
+    used, mate, window = steps["mode"] != Mode.END, layers["source"] == Source.MATE, layers["source"] == Source.POOL
+    for name, values, end in (
+        ("top and bottom of its steps", (steps["top"][used], steps["bottom"][used]), height),
+        ("left and right of its steps", (steps["left"][used], steps["right"][used]), width),
+        ("layers of its steps", (steps["layer"][used],), layers.shape[1] - 1),
+        ("mates", (layers["index"][mate], params.partner), count - 1),
+        ("pool pictures", (layers["index"][window],), pictures - 1),
+        ("tops of pool windows", (layers["top"][window],), high - height),
+        ("lefts of pool windows", (layers["left"][window],), wide - width),
+    ):
+        low, most = min(v.min(initial=0) for v in values), max(v.max(initial=0) for v in values)
+        if any(v.size for v in values) and (low < 0 or most > end):
+            raise ValueError(f"the {name} that the method drew run from {low} to {most}, expected 0..{end}: mend its draw")
 
 
 def merge(targets: Targets, partner: NDArray[np.int64], weight: NDArray[np.float32]) -> Targets:

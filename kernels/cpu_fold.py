@@ -74,7 +74,7 @@ def _render(images, pool, row, layer, chain, part, scratch, spare, out):  # type
     n = 0
     while n < chain.shape[0] and chain[n].code != 0:
         n += 1
-    source = images[row if layer.source == Source.SAMPLE else layer.index]
+    source = images[layer.index if layer.source == Source.MATE else row]
     if layer.source == Source.POOL:
         # An op must not write what it reads, and the last one must end in out.
         source = out if n % 2 == 0 else spare

@@ -95,3 +95,47 @@ def test_the_labels_of_a_pair_are_two_arrays() -> None:
     (_, (a, b, _)), *_ = loader_of(make_arrays(8), size=32, labels="pair")
     a.zero_()
     assert b.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "message"),
+    [
+        ("steps.right", 40, "left and right of its steps that the method drew run from .*, expected 0..32"),
+        ("steps.left", -40, "left and right of its steps"),
+        ("steps.top", -40, "top and bottom of its steps"),
+        ("steps.bottom", 40, "top and bottom of its steps"),
+        ("steps.layer", 1, "layers of its steps that the method drew run from 0 to 1, expected 0..0"),
+        ("layers.index", 16, "mates that the method drew"),
+        ("layers.source", 1, "pool pictures that the method drew"),
+        ("partner", -16, "mates that the method drew run from -16"),
+    ],
+)
+def test_a_method_that_looks_beyond_the_batch_is_refused(field: str, change: int, message: str) -> None:
+    """Kernels write where a program says: an odd box would be somebody else's memory."""
+
+    class Odd(fastmix.CutMix):
+        def draw(self, key: Key, batch: Batch) -> Any:
+            params = super().draw(key, batch)
+            part, _, name = field.partition(".")
+            changed = getattr(params.program, part)[name] if name else params.partner
+            changed += change
+            return params
+
+    arrays = make_arrays(16)
+    method = Odd(num_classes=10)
+    with pytest.raises(ValueError, match=message):
+        fastmix.mix(method, Batch.of(*arrays), Key(0, 0))
+    with pytest.raises(FastmixError, match=message):
+        next(iter(loader_of(arrays, size=32, mix=method, batch_size=16)))
+
+
+def test_a_pool_window_beyond_its_picture_is_refused() -> None:
+    class Odd(fastmix.PixMix):
+        def draw(self, key: Key, batch: Batch) -> Any:
+            params = super().draw(key, batch)
+            params.program.layers["left"] += 60
+            return params
+
+    pool = Pool(np.zeros((2, 40, 50, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"lefts of pool windows that the method drew run from .*, expected 0..18"):
+        fastmix.mix(Odd.cifar(pool=pool), Batch.of(*make_arrays(16)), Key(0, 0))

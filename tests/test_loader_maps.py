@@ -1,7 +1,9 @@
 """Maps of one epoch steer the mixing of the next: geometry, the stream, states, and ranks."""
 
+import copy
 import json
 import multiprocessing
+import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,6 +238,28 @@ def test_refuses_a_state_of_another_bank() -> None:
         loader_of(arrays, maps=bank_for(24)).load_state_dict(plain)
 
 
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    loader = loader_of(make_arrays(24, 64), maps=bank_for(24), seed=None)
+    before = loader.state_dict()
+    with pytest.raises(ValueError, match="the state of the maps is"):
+        loader.load_state_dict({**before, "epoch": 7, "seed": 1234, "maps": {"x": 1}})
+    assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_copies(tmp_path: Path, file: bool) -> None:
+    arrays = make_arrays(24, 64)
+    bank = bank_for(24, path=tmp_path / "maps.npy" if file else None)
+    loader = loader_of(arrays, mix=GradMix(num_classes=10), maps=bank, output="uint8")
+    list(fed(loader, 1))
+    copies = pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)
+    want = digest(loader)
+    for other in copies:
+        assert other.maps is not bank and other.maps.state() == bank.state() and digest(other) == want
+    copies[0].maps.put(np.arange(24), np.ones((24, *CELLS)), Geometry.whole(24), 5)
+    assert (np.nanmin(bank.take(np.arange(24), Geometry.whole(24), 6)) == 1) == file
+
+
 # ------------------------------------------------------------------ ranks
 
 
@@ -292,7 +316,8 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
         ({"mix": AttentiveCutMix()}, ValueError, "mix is AttentiveCutMix, which needs maps"),
         ({"maps": MapBank(9)}, ValueError, r"maps has length=9, expected 24: make it with MapBank\(24, views=1\)"),
         ({"maps": MapBank(24), "views": 2}, ValueError, r"maps has views=1, expected 2"),
-        ({"maps": MapBank(24, views=2)}, ValueError, r"maps has views=2, expected 1"),
+        ({"maps": MapBank(24, views=2)}, ValueError, r"maps has views=2, expected 1: make it with .*views=1"),
+        ({"maps": MapBank(24, views=2), "views": 3, "mix": METHODS["augmix"]}, ValueError, r"MapBank\(24, views=1\)"),
         ({"maps": "maps.npy"}, TypeError, "maps is a str, expected a fastmix.MapBank, or None"),
         ({"maps": MapBank(24), "mix": GradMix(), "views": 3}, ValueError, "expected a method that keeps labels"),
     ],
@@ -314,6 +339,10 @@ def test_bad_maps() -> None:
         loader.put_maps(np.zeros((8, 7)))
     with pytest.raises(ValueError, match=r"make them with size=\(7, 7\)"):
         loader.put_maps(torch.zeros(8, 5, 7))
+    with pytest.raises(ValueError, match="maps are complex64"):
+        loader.put_maps(torch.zeros(8, 7, 7, dtype=torch.complex64))
+    loader.put_maps(torch.ones(8, 7, 7, dtype=torch.bfloat16, requires_grad=True))
+    loader.put_maps(torch.ones(8, 7, 7, dtype=torch.int32))
     plain = loader_of(arrays, crop=None)
     next(iter(plain))
     with pytest.raises(ValueError, match="the loader has no bank"):

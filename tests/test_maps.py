@@ -237,6 +237,16 @@ def test_maps_are_rounded_to_float16() -> None:
 # ------------------------------------------------------------------ files and states
 
 
+def test_a_file_that_is_too_short_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "maps.npy"
+    MapBank(9, (3, 3), path=path).put(np.arange(9), np.ones((9, 3, 3)), Geometry.whole(9), 0)
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    path.write_bytes(half)
+    with pytest.raises(ValueError, match="cannot open the bank"):
+        MapBank(9, (3, 3), path=path)
+    assert path.read_bytes() == half
+
+
 def test_a_file_keeps_the_maps(tmp_path: Path) -> None:
     path = tmp_path / "maps.npy"
     bank, maps = MapBank(1000, (3, 4), 2, path), some_maps(2, (3, 4))

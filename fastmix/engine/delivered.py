@@ -37,7 +37,10 @@ class Delivered:
 
     def put(self, bank: MapBank, maps: Any) -> None:
         """Keep the maps (crops x N, h, w) of the batch, a tensor or array.  Raises ValueError for another number."""
-        maps = maps.detach().float().cpu().numpy() if is_tensor(maps) else np.asarray(maps)
+        if is_tensor(maps):
+            maps = maps.detach().cpu()
+            maps = maps.float() if maps.is_floating_point() else maps  # NumPy knows no bfloat16
+        maps = np.asarray(maps)
         n, crops = len(self.ids), len(self.geometries)
         if maps.ndim != 3 or len(maps) != n * crops:
             raise ValueError(

@@ -20,7 +20,7 @@ from ..datasets import Item, Label
 from ..kernels import DECODE_SPACE, U8, Program, backend_for
 from ..kernels import Source as From
 from ..maps import F32, Geometry, covered_boxes
-from ..mixing import merge
+from ..mixing import check_params, merge
 from ..rng import Ids, Key, Stream, integers
 from ..types import Batch, FastmixError, Params, Targets
 from .kept import Kept
@@ -258,7 +258,10 @@ def draw(recipe: Recipe, key: Key, ids: Ids, maps: Sequence[F32] = ()) -> list[P
     unseen = np.broadcast_to(_NOTHING, (len(ids), *recipe.crop.size, 3))  # a draw reads the shape alone
     batch = Batch(unseen, Targets.of(ids, np.zeros(len(ids), np.int64)))
     batches = [replace(batch, maps=each) for each in maps] or [batch] * recipe.mixed_views
-    return [recipe.method.draw(replace(key, view=view), each) for view, each in enumerate(batches)]
+    drawn = [recipe.method.draw(replace(key, view=view), each) for view, each in enumerate(batches)]
+    for params in drawn:
+        check_params(params, unseen.shape, recipe.pool.shape)
+    return drawn
 
 
 def has_mates(program: Program) -> bool:

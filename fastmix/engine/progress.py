@@ -140,8 +140,8 @@ class Progress:
         run = self._resumed or self._run or Run(seed, self.epoch)
         return {"stream_version": STREAM_VERSION, **asdict(run), **facts}
 
-    def load(self, state: Mapping[str, int], seed: int | None, facts: Mapping[str, int]) -> None:
-        """Go on from a state at the next `begin`.  Raises ValueError if it does not fit."""
+    def load(self, state: Mapping[str, int], seed: int | None, facts: Mapping[str, int]) -> Progress:
+        """Go on from a state at the next `begin`; returns itself.  Raises ValueError if it does not fit."""
         facts = {"stream_version": STREAM_VERSION, **({} if seed is None else {"seed": seed}), **facts}
         expected = {"stream_version", "seed", "epoch", "batch", "last", *facts}
         if not isinstance(state, Mapping) or set(state) != expected:
@@ -161,3 +161,4 @@ class Progress:
         Key(state["seed"], state["epoch"])
         self.seed, self.epoch, self._run = state["seed"], state["epoch"], None
         self._resumed = Run(state["seed"], state["epoch"], state["batch"], state["last"])
+        return self

@@ -173,11 +173,11 @@ def _check_maps(maps: Any, source: Source, views: int) -> None:
     """Raise for what is no bank of maps, or not that of this dataset and so many views."""
     if not isinstance(maps, MapBank):
         raise TypeError(f"maps is a {type(maps).__name__}, expected a fastmix.MapBank, or None")
-    for name, have, want in (("length", maps.length, len(source)), ("views", maps.views, 2 if views == 2 else 1)):
+    crops = 2 if views == 2 else 1
+    for name, have, want in (("length", maps.length, len(source)), ("views", maps.views, crops)):
         if have != want:
-            raise ValueError(
-                f"maps has {name}={have}, expected {want}: make it with MapBank({len(source)}, views={views})"
-            )
+            fix = f"make it with MapBank({len(source)}, views={crops})"
+            raise ValueError(f"maps has {name}={have}, expected {want}: {fix}")
 
 
 def check_method(method: Any, views: int, maps: MapBank | None = None) -> None:

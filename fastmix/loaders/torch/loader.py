@@ -170,8 +170,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise ValueError("batch_size is None, expected an integer >= 1: fastmix makes whole batches")
         if prefetch_factor == 0:
             raise ValueError("prefetch_factor is 0, expected an integer >= 1 or, for 2, None")
-        self._progress, self._kept = Progress(), Kept()
-        self._told = 0  # the epoch that samplers were told last
+        self._progress, self._kept, self._told = Progress(), Kept(), 0  # told: the epoch that samplers know of
         self._bad: list[Bad] = []
         self._delivered: Delivered | None = None
 
@@ -324,9 +323,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         about = None
         if self.maps is not None and isinstance(state, dict):
             about, state = state.get("maps"), {name: value for name, value in state.items() if name != "maps"}
-        self._progress.load(state, self.seed, self._facts())
+        loaded = Progress().load(state, self.seed, self._facts())
         if self.maps is not None:
             self.maps.check_state(about, state["epoch"])
+        self._progress = loaded
 
     def memory_bound(self) -> int:
         """Most bytes in use at a time, besides the dataset and the batches that the caller keeps longer than one step.
