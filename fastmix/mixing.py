@@ -59,7 +59,8 @@ def check_params(params: Params, images: tuple[int, ...], pool: tuple[int, ...])
     ):
         low, most = min(v.min(initial=0) for v in values), max(v.max(initial=0) for v in values)
         if any(v.size for v in values) and (low < 0 or most > end):
-            raise ValueError(f"the {name} that the method drew run from {low} to {most}, expected 0..{end}: mend its draw")
+            run = f"the {name} that the method drew run from {low} to {most}"
+            raise ValueError(f"{run}, expected 0..{end}: mend its draw")
 
 
 def merge(targets: Targets, partner: NDArray[np.int64], weight: NDArray[np.float32]) -> Targets:
