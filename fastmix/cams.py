@@ -91,7 +91,12 @@ def fuse_maps(maps: Sequence[Tensor], size: tuple[int, int] | None = None, fuse:
 
     Returns:
         (N, height, width).
+
+    Raises:
+        ValueError: size is no pair of integers >= 1.
     """
+    if size is not None and not (len(size) == 2 and all(isinstance(side, int) and side >= 1 for side in size)):
+        raise ValueError(f"size is {size!r}, expected a pair (height, width) of integers >= 1")
     shape = size or max((each.shape[1:] for each in maps), key=math.prod)
     same = torch.cat([F.interpolate(each[:, None], shape, mode="bilinear", align_corners=False) for each in maps], 1)
     return same.amax(1) if fuse == "max" else same.sum(1) if fuse == "sum" else same.mean(1)

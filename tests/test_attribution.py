@@ -329,3 +329,10 @@ def test_wrong_options() -> None:
             hook.maps(loss_of(logits), method="input_gradient")
         with pytest.raises(ValueError, match=r"method is 'layer_cam', which needs .*\(model, layers\)"):
             pixels.maps(loss_of(logits))
+
+
+@pytest.mark.parametrize("size", [(0, 7), (7,), (7.0, 7.0), (7, 7, 7)])
+def test_bad_size(size: tuple[int, int]) -> None:
+    net = Net()
+    with AttributionHook(net, LAYERS) as hook, pytest.raises(ValueError, match="expected a pair"):
+        hook.maps(net(pictures()).sum(), size=size)

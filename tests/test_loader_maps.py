@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_one_digest_whatever_the_schedule(photos: Path, views: int) -> None:
     found = set()
     for workers, prefetch, delay in ((0, None, 0), (2, 1, 0.02), (2, 4, 0), (4, 1, 0), (4, 4, 0.02)):
         method = GradMix.paper(num_classes=10)
-        with pytest.warns(UserWarning, match="more threads") if workers == 4 else no_warning():
+        with pytest.warns(UserWarning, match="more threads") if workers == 4 else nullcontext():
             loader = loader_of(
                 photos,
                 num_workers=workers,
@@ -149,12 +150,6 @@ def test_one_digest_whatever_the_schedule(photos: Path, views: int) -> None:
     assert len(found) == 1
     assert digest(fed(loader_of(photos, mix=GradMix.repo(num_classes=10), maps=bank_for(COUNT, views), views=views,
                                 output="uint8"), 3)) not in found  # fmt: skip
-
-
-def no_warning() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def test_two_views_are_mixed_by_maps_of_both() -> None:
