@@ -282,6 +282,7 @@ def train_on_a_rank(rank: int, folder: Path) -> None:
     maps = torch.from_numpy(bank.take(np.arange(80), Geometry.whole(80), 4))
     state = {"parameters": [p.detach() for p in net.parameters()], "maps": maps, "shares": shares}
     torch.save(state, folder / f"{rank}.pt")
+    torch.distributed.barrier()  # gloo aborts a rank whose peer is gone before it has read everything
     torch.distributed.destroy_process_group()
 
 
