@@ -1,7 +1,6 @@
 """Maps from the gradients that the ordinary backward pass leaves at the named layers."""
 
 import gc
-import multiprocessing
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ranks import join, leave, run_two_ranks
 from seeing import LAYERS, Net, all_equal, grads_of, hooks_on, loss_of, pictures
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -373,8 +373,7 @@ def test_two_hooks_at_once() -> None:
 
 
 def train_on_a_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    join(rank, folder)
     nets = [Net(seed=rank), Net(seed=rank)]  # the wrapper gives all ranks the parameters of rank 0
     model, plain = (nn.parallel.DistributedDataParallel(net) for net in nets)
     optimisers = [torch.optim.SGD(net.parameters(), 0.05) for net in nets]
@@ -393,17 +392,11 @@ def train_on_a_rank(rank: int, folder: Path) -> None:
                 optimiser.zero_grad()
     left = {"same": same, "states": [list(net.state_dict().values()) for net in nets], "maps": expected}
     torch.save(left, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=train_on_a_rank, args=(rank, tmp_path)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(200)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    run_two_ranks(train_on_a_rank, tmp_path)
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     for each in (one, two):
         assert len(each["same"]) == 40 and all(each["same"]) and all_equal(*each["states"])

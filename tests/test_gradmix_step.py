@@ -3,7 +3,6 @@
 import copy
 import gc
 import math
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ranks import join, leave, run_two_ranks
 from seeing import LAYERS, Net, all_equal, grads_of, hooks_on, pictures
 from torch import Tensor, nn
 
@@ -599,8 +599,7 @@ def test_tokens_are_arranged() -> None:
 
 
 def train_on_a_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    join(rank, folder)
     net = Net(seed=rank)  # the wrapper gives both the parameters of rank 0
     model = nn.parallel.DistributedDataParallel(net)
     optimiser = torch.optim.SGD(model.parameters(), 0.05)
@@ -616,17 +615,11 @@ def train_on_a_rank(rank: int, folder: Path) -> None:
             optimiser.step()
     state = {"parameters": [p.detach() for p in net.parameters()], "mixed": mixed, "hooks": hooks_on(net)}
     torch.save({**state, "forwards": int(net.body[0][1].num_batches_tracked)}, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def test_two_ranks_agree(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=train_on_a_rank, args=(rank, tmp_path)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(200)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    run_two_ranks(train_on_a_rank, tmp_path)
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert all_equal(one["parameters"], two["parameters"]) and one["mixed"] == two["mixed"]
     assert one["hooks"] == 0 and one["forwards"] == 40 + sum(one["mixed"]) and 20 < sum(one["mixed"]) < 40

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import multiprocessing
 import pickle
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from loading import BATCH, COUNT, METHODS, SIZE, digest, loader_of, make_arrays, make_photos
 from PIL import Image
+from ranks import join, leave, run_two_ranks
 from seeing import Net, all_equal
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
@@ -259,8 +259,7 @@ def test_copies(tmp_path: Path, file: bool) -> None:
 
 
 def train_on_a_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    join(rank, folder)
     images, labels = make_arrays(80, 48)
     arrays, bank = (images, labels % 5), bank_for(80)
     sampler: Any = DistributedSampler(range(80), 2, rank, shuffle=True, seed=4)
@@ -282,18 +281,11 @@ def train_on_a_rank(rank: int, folder: Path) -> None:
     maps = torch.from_numpy(bank.take(np.arange(80), Geometry.whole(80), 4))
     state = {"parameters": [p.detach() for p in net.parameters()], "maps": maps, "shares": shares}
     torch.save(state, folder / f"{rank}.pt")
-    torch.distributed.barrier()  # gloo aborts a rank whose peer is gone before it has read everything
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def test_two_ranks_agree(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=train_on_a_rank, args=(rank, tmp_path)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(200)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    run_two_ranks(train_on_a_rank, tmp_path)
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert all_equal(one["parameters"], two["parameters"])
     np.testing.assert_array_equal(one["maps"].numpy(), two["maps"].numpy())

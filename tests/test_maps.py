@@ -1,7 +1,6 @@
 """The bank of maps: what it keeps, what an epoch may read of it, and where maps lie in new crops."""
 
 import json
-import multiprocessing
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from ranks import join, leave, run_two_ranks
 
 from fastmix.kernels import Mode, Program, Source
 from fastmix.learn.exchange import exchange_maps
@@ -364,8 +364,7 @@ def test_nothing_is_put_and_taken() -> None:
 
 
 def rank_of_two(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    join(rank, folder)
     bank = MapBank(12, (2, 3), views=2, path=folder / f"{rank}.npy")
     exchange_maps(bank, 0)  # nobody has any
     for epoch in range(2):
@@ -379,17 +378,11 @@ def rank_of_two(rank: int, folder: Path) -> None:
         exchange_maps(other, 0)
     except ValueError as error:
         (folder / f"{rank}.txt").write_text(str(error))
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def test_two_ranks_exchange_their_maps(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=rank_of_two, args=(rank, tmp_path)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(100)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    run_two_ranks(rank_of_two, tmp_path)
     one, two = (MapBank(12, (2, 3), views=2, path=tmp_path / f"{rank}.npy") for rank in (0, 1))
     now = Geometry.whole(12)
     for epoch in (1, 2):
