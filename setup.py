@@ -8,6 +8,8 @@ TORCH = ["torch"]
 PLOT = ["matplotlib"]
 PHOTOS = ["scikit-image", "scikit-learn"]
 TENSORBOARD = ["tensorboard"]
+DIFFUSION = ["accelerate", "diffusers", "peft", "pyarrow", "safetensors", "torch", "transformers"]
+RAY = ["pyarrow", "ray[data]"]
 
 setup(
     name="fastmix",
@@ -35,14 +37,19 @@ setup(
         "plot": PLOT,
         "demo": TORCH + PLOT + PHOTOS,
         "examples": TORCH + PLOT + TENSORBOARD,
+        "diffusion": DIFFUSION,
+        "ray": RAY,
         "test": [
             *PLOT,
             *PHOTOS,
             *TENSORBOARD,
+            *DIFFUSION,
+            *RAY,
             "codespell",
             "grad-cam",
             "hypothesis",
             "mypy==2.4.1",
+            "opencv-python-headless",
             "pre-commit",
             "psutil",
             "pytest",

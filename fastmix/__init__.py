@@ -13,17 +13,23 @@ if TYPE_CHECKING:
     from .datasets import ArrayDataset
     from .engine.jitter import ColorJitter
     from .loaders.torch import DataLoader
+    from .mapfile import MapFile
     from .maps import MapBank
     from .methods.attentivecutmix import AttentiveCutMix
     from .methods.augmix import AugMix
     from .methods.cutmix import CutMix
     from .methods.gradmix import GradMix
+    from .methods.guidedmixup import GuidedMixup
     from .methods.ipmix import IPMix
     from .methods.layermix import LayerMix
     from .methods.mixup import MixUp
     from .methods.pixmix import PixMix
+    from .methods.saliencymix import SaliencyMix
+    from .methods.sgmix import SGMix
     from .mixing import mix
     from .pools import default_pool, make_pool, pack_pool
+    from .saliency import SpectralResidual
+    from .synthetic import Synthetic
     from .types import Batch, FastmixError, Key, Method, Params, Pool, Targets
 
 __all__ = [
@@ -36,15 +42,21 @@ __all__ = [
     "DataLoader",
     "FastmixError",
     "GradMix",
+    "GuidedMixup",
     "IPMix",
     "Key",
     "LayerMix",
     "MapBank",
+    "MapFile",
     "Method",
     "MixUp",
     "Params",
     "PixMix",
     "Pool",
+    "SGMix",
+    "SaliencyMix",
+    "SpectralResidual",
+    "Synthetic",
     "Targets",
     "default_pool",
     "make_pool",
@@ -52,14 +64,29 @@ __all__ = [
     "pack_pool",
 ]
 
-_METHODS = ("AttentiveCutMix", "AugMix", "CutMix", "GradMix", "IPMix", "LayerMix", "MixUp", "PixMix")
+_METHODS = (
+    "AttentiveCutMix",
+    "AugMix",
+    "CutMix",
+    "GradMix",
+    "GuidedMixup",
+    "IPMix",
+    "LayerMix",
+    "MixUp",
+    "PixMix",
+    "SGMix",
+    "SaliencyMix",
+)
 _HOMES = {
     "datasets": ("ArrayDataset",),
     "engine.jitter": ("ColorJitter",),
     "loaders.torch": ("DataLoader",),
+    "mapfile": ("MapFile",),
     "maps": ("MapBank",),
     "mixing": ("mix",),
     "pools": ("default_pool", "make_pool", "pack_pool"),
+    "saliency": ("SpectralResidual",),
+    "synthetic": ("Synthetic",),
     "types": ("Batch", "FastmixError", "Key", "Method", "Params", "Pool", "Targets"),
     **{f"methods.{name.lower()}": (name,) for name in _METHODS},
 }

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import Mode, Source
+from .kernels import Mode, Source, Where
 from .types import Params
 
-__all__ = ["Geometry", "MapBank", "covered_boxes"]
+__all__ = ["Geometry", "MapBank", "covered_boxes", "hidden_cells", "seen_in"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -23,6 +23,7 @@ Entries = NDArray[Any]
 
 _TOUCH = 1e-4  # of a cell: a patch that covers less only shares an edge with it, but for rounding
 _SLOTS = 2
+_BOXES = [("box", "<f4", (4,)), ("covered", "<f4", (4,)), ("flip", "?")]
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def covered_boxes(params: Params, size: tuple[int, int]) -> F64:
     running = np.minimum.accumulate(steps["mode"] != Mode.END, axis=1)
     shown = np.take_along_axis(layers["source"], steps["layer"].astype(np.int64), 1) != Source.SAMPLE
     full = (steps["top"] < steps["bottom"]) & (steps["left"] < steps["right"])
-    other = running & shown & full & ~np.isin(steps["mode"], (Mode.SUM, Mode.TOTAL))
+    other = running & shown & full & ~np.isin(steps["mode"], (Mode.SUM, Mode.TOTAL)) & (steps["where"] != Where.MASK)
     boxes = np.zeros((len(steps), 4))
     for axis, (low, high) in enumerate((("left", "right"), ("top", "bottom"))):
         first = np.where(other, steps[low], np.iinfo(np.int32).max).min(1)
@@ -231,10 +232,30 @@ def covered_boxes(params: Params, size: tuple[int, int]) -> F64:
     return boxes / (size[1], size[0], size[1], size[0])
 
 
+def hidden_cells(params: Params, shape: tuple[int, int]) -> NDArray[np.bool_]:
+    """(N, h, w) the cells, of h x w = `shape`, of which masks leave the own picture less than half."""
+    steps, masks = params.program.steps, params.program.masks
+    hidden = np.zeros((len(steps), *shape), np.bool_)
+    running = np.minimum.accumulate(steps["mode"] != Mode.END, axis=1)
+    for row, number in zip(*np.nonzero(running & (steps["where"] == Where.MASK)), strict=True):
+        mask = masks[steps["index"][row, number]]
+        down, across = (np.arange(shape[axis] + 1) * mask.shape[axis] // shape[axis] for axis in (0, 1))
+        sums = np.add.reduceat(np.add.reduceat(mask, down[:-1], 0, np.int64), across[:-1], 1).sum(2)
+        pixels = np.maximum(np.diff(down), 1)[:, None] * np.maximum(np.diff(across), 1)  # small pictures repeat some
+        hidden[row] |= 2 * sums < 255 * mask.shape[2] * pixels
+    return hidden
+
+
+def seen_in(maps: F64, geometry: Geometry) -> F32:
+    """(N, h, w) float32, maps (N, h, w) of whole pictures as crops of these show them; NaN beyond the picture."""
+    entries = np.zeros((len(maps), 1), np.dtype([("map", "<f8", maps.shape[1:]), *_BOXES]))
+    entries["map"], entries["box"] = maps[:, None], (0, 0, 1, 1)
+    return _warped(entries, geometry)[:, 0].astype(np.float32)
+
+
 def _entry(shape: tuple[int, int]) -> np.dtype[Any]:
     """An entry; written: epoch + 1, so that zeros are an empty bank, whose file need not be filled."""
-    fields = [("map", "<f2", shape), ("box", "<f4", (4,)), ("covered", "<f4", (4,)), ("flip", "?"), ("written", "<i4")]
-    return np.dtype(fields)
+    return np.dtype([("map", "<f2", shape), *_BOXES, ("written", "<i4")])
 
 
 def _mapped(path: Path, size: tuple[int, int, int], kind: np.dtype[Any]) -> Entries:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import U8, Mode, Source, backend_for
+from .kernels import U8, Mode, Source, Where, backend_for
 from .types import Batch, Key, Method, Params, Pool, Targets
 
 
@@ -48,10 +48,17 @@ def check_params(params: Params, images: tuple[int, ...], pool: tuple[int, ...])
     (count, height, width), (pictures, high, wide) = images[:3], pool[:3]
     layers, steps = params.program.layers, params.program.steps
     used, mate, window = steps["mode"] != Mode.END, layers["source"] == Source.MATE, layers["source"] == Source.POOL
+    masked, masks = used & (steps["where"] == Where.MASK), params.program.masks
+    if masked.any() and masks.shape[1:3] != (height, width):
+        raise ValueError(
+            f"the masks that the method drew are {masks.shape[1]} x {masks.shape[2]}, expected {height} x {width}: "
+            "mend its draw"
+        )
     for name, values, end in (
         ("top and bottom of its steps", (steps["top"][used], steps["bottom"][used]), height),
         ("left and right of its steps", (steps["left"][used], steps["right"][used]), width),
         ("layers of its steps", (steps["layer"][used],), layers.shape[1] - 1),
+        ("masks of its steps", (steps["index"][masked],), len(masks) - 1),
         ("mates", (layers["index"][mate], params.partner), count - 1),
         ("pool pictures", (layers["index"][window],), pictures - 1),
         ("tops of pool windows", (layers["top"][window],), high - height),

@@ -38,6 +38,7 @@ class Stream(IntEnum):
     BOX = 8
     WEIGHTS = 9
     JITTER = 11
+    SYNTHETIC = 12
     METHOD = 16
     PIXELS = 64  # + number of the step: the per-pixel draws inside a kernel
 

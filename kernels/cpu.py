@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from . import F32, F64, U8, Program, Records
 from . import cpu_fold as _fold
 from . import cpu_levels as _levels
+from . import cpu_masks as _masks
 from . import cpu_ops as _ops
 from . import cpu_resize as _resize
+from . import cpu_saliency as _saliency
 from .cpu_fractal import attractor as _attractor
 from .cpu_warp import warp as _warp
 
@@ -138,6 +140,65 @@ def mix_float(
         table, out, channels_last, lo, hi,
     )
     # fmt: on
+
+
+def spectral_residual(images: U8, out: F32, lo: int, hi: int) -> None:
+    """See `Backend.spectral_residual`.  Picture by picture, so that no map depends on the others of a call."""
+    height, width = out.shape[1:]
+    grey, (logs, means) = np.empty((height, width)), np.empty((2, height, width // 2 + 1))
+    for i in range(lo, hi):
+        if not _saliency.prepare(images[i], grey):
+            out[i] = 0
+            continue
+        spectrum = np.fft.fft(np.fft.rfft(grey), axis=0)
+        _saliency.power(spectrum.view(np.float64).reshape(*logs.shape, 2), logs)
+        _saliency.half_mean(np.log(logs, out=logs), width, means)
+        spectrum *= np.exp(means, out=means)
+        _saliency.finish(np.fft.irfft(np.fft.ifft(spectrum, axis=0), width), out[i])
+
+
+def enlarge(maps: F32, out: F32, lo: int, hi: int) -> None:
+    """See `Backend.enlarge`."""
+    _saliency.enlarge(maps, out, lo, hi)
+
+
+def quantise(maps: F32, out: U8, lo: int, hi: int) -> None:
+    """See `Backend.quantise`."""
+    _masks.quantise(maps, out, lo, hi)
+
+
+def otsu(levels: U8, middle: bool, out: NDArray[np.int32], lo: int, hi: int) -> None:
+    """See `Backend.otsu`."""
+    _masks.otsu(levels, middle, out, lo, hi)
+
+
+def join_masks(
+    levels: U8,
+    thresholds: NDArray[np.int32],
+    partner: NDArray[np.int64],
+    union: bool,
+    out: U8,
+    areas: NDArray[np.int64],
+    lo: int,
+    hi: int,
+) -> None:
+    """See `Backend.join_masks`."""
+    _masks.join_masks(levels, thresholds, partner, union, out, areas, lo, hi)
+
+
+def share_masks(maps: F32, partner: NDArray[np.int64], out: U8, lo: int, hi: int) -> None:
+    """See `Backend.share_masks`."""
+    _saliency.share_masks(maps, partner, out, lo, hi)
+
+
+def best_windows(levels: U8, sides: NDArray[np.int64], out: NDArray[np.int64], lo: int, hi: int) -> None:
+    """See `Backend.best_windows`."""
+    _masks.best_windows(levels, sides, out, lo, hi)
+
+
+def distances(maps: F32, others: F32, out: F64, lo: int, hi: int) -> None:
+    """See `Backend.distances`."""
+    _masks.distances(maps, others, out, lo, hi)
 
 
 def bits(ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: NDArray[np.uint32]) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from . import F32, F64, U8, Clip, Mode, Program, Records, Source, Where, pixel
 from . import reference_ops as ops_
+from . import reference_saliency as saliency_
 
 _MIDDLE = np.float32(127.5)
 _SMALLEST = np.float32(1e-37)
@@ -96,6 +97,55 @@ def mix_float(
     mixed = np.empty((hi - lo, *images.shape[1:]), np.uint8)
     mix(images, pool, program, mixed, lo, hi)
     to_float(mixed, table, out, channels_last, 0, hi - lo)
+
+
+def spectral_residual(images: U8, out: F32, lo: int, hi: int) -> None:
+    """See `Backend.spectral_residual`."""
+    saliency_.spectral_residual(images, out, lo, hi)
+
+
+def enlarge(maps: F32, out: F32, lo: int, hi: int) -> None:
+    """See `Backend.enlarge`."""
+    saliency_.enlarge(maps, out, lo, hi)
+
+
+def quantise(maps: F32, out: U8, lo: int, hi: int) -> None:
+    """See `Backend.quantise`."""
+    saliency_.quantise(maps, out, lo, hi)
+
+
+def otsu(levels: U8, middle: bool, out: NDArray[np.int32], lo: int, hi: int) -> None:
+    """See `Backend.otsu`."""
+    saliency_.otsu(levels, middle, out, lo, hi)
+
+
+def join_masks(
+    levels: U8,
+    thresholds: NDArray[np.int32],
+    partner: NDArray[np.int64],
+    union: bool,
+    out: U8,
+    areas: NDArray[np.int64],
+    lo: int,
+    hi: int,
+) -> None:
+    """See `Backend.join_masks`."""
+    saliency_.join_masks(levels, thresholds, partner, union, out, areas, lo, hi)
+
+
+def share_masks(maps: F32, partner: NDArray[np.int64], out: U8, lo: int, hi: int) -> None:
+    """See `Backend.share_masks`."""
+    saliency_.share_masks(maps, partner, out, lo, hi)
+
+
+def best_windows(levels: U8, sides: NDArray[np.int64], out: NDArray[np.int64], lo: int, hi: int) -> None:
+    """See `Backend.best_windows`."""
+    saliency_.best_windows(levels, sides, out, lo, hi)
+
+
+def distances(maps: F32, others: F32, out: F64, lo: int, hi: int) -> None:
+    """See `Backend.distances`."""
+    saliency_.distances(maps, others, out, lo, hi)
 
 
 def bits(ids: NDArray[np.int64], words: NDArray[np.uint32], stream: int, out: NDArray[np.uint32]) -> None:

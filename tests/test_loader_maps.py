@@ -300,13 +300,17 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"mix": GradMix()}, ValueError, r"mix is GradMix, which needs maps .* pass maps=fastmix.MapBank"),
+        ({"mix": GradMix()}, ValueError, r"mix is GradMix, which needs maps: pass .* maps=fastmix.MapBank"),
         ({"mix": AttentiveCutMix()}, ValueError, "mix is AttentiveCutMix, which needs maps"),
         ({"maps": MapBank(9)}, ValueError, r"maps has length=9, expected 24: make it with MapBank\(24, views=1\)"),
         ({"maps": MapBank(24), "views": 2}, ValueError, r"maps has views=1, expected 2"),
         ({"maps": MapBank(24, views=2)}, ValueError, r"maps has views=2, expected 1: make it with .*views=1"),
         ({"maps": MapBank(24, views=2), "views": 3, "mix": METHODS["augmix"]}, ValueError, r"MapBank\(24, views=1\)"),
-        ({"maps": "maps.npy"}, TypeError, "maps is a str, expected a fastmix.MapBank, or None"),
+        (
+            {"maps": "maps.npy"},
+            TypeError,
+            "maps is a str, expected a fastmix.MapBank, fastmix.MapFile or fastmix.SpectralResidual",
+        ),
         ({"maps": MapBank(24), "mix": GradMix(), "views": 3}, ValueError, "expected a method that keeps labels"),
     ],
 )

@@ -21,6 +21,17 @@ from checks import (
     check_torchvision_case,
     check_translate,
 )
+from checks_saliency import (
+    check_distances,
+    check_enlarge,
+    check_join,
+    check_otsu,
+    check_quantise,
+    check_residual,
+    check_share,
+    check_windows,
+    few_levels,
+)
 
 from fastmix.kernels import Backend, Mode, Op, Program, Where, reference
 
@@ -77,6 +88,77 @@ def _warp_by_one(images: Any, matrices: Any, out: Any, lo: int, hi: int) -> None
     reference.warp(images, np.add(matrices, [0, 0, 1, 0, 0, 0]), out, lo, hi)
 
 
+def _residual_of_one_row_below(images: Any, out: Any, lo: int, hi: int) -> None:
+    reference.spectral_residual(np.roll(images, -1, 1), out, lo, hi)
+
+
+def _squared_magnitude(images: Any, out: Any, lo: int, hi: int) -> None:
+    reference.spectral_residual(images, out, lo, hi)
+    out[lo:hi] **= 2
+
+
+def _enlarge_between_corners(maps: Any, out: Any, lo: int, hi: int) -> None:
+    """The centres of the outermost cells at the centres of the outermost pixels."""
+    for i in range(lo, hi):
+        picture = maps[i]
+        for axis, pixels in ((1, out.shape[2]), (0, out.shape[1])):
+            at = np.arange(picture.shape[axis])
+            places = np.linspace(0, at[-1], pixels)
+            picture = np.apply_along_axis(lambda line, p=places, c=at: np.interp(p, c, line), axis, picture)
+        out[i] = picture
+
+
+def _quantise_by_255(maps: Any, out: Any, lo: int, hi: int) -> None:
+    for i in range(lo, hi):
+        out[i] = np.floor((maps[i] - maps[i].min()) * (255 / np.ptp(maps[i])))
+
+
+def _otsu_always_first(levels: Any, _middle: bool, out: Any, lo: int, hi: int) -> None:
+    reference.otsu(levels, False, out, lo, hi)
+
+
+def _otsu_last_of_ties(levels: Any, middle: bool, out: Any, lo: int, hi: int) -> None:
+    """The first of ties of the negative, seen from its other end."""
+    reference.otsu(255 - levels, middle, out, lo, hi)
+    for i in range(lo, hi):
+        lower = levels[i][levels[i] <= 254 - out[i]]
+        out[i] = lower.max() if lower.size else 255
+
+
+def _join_at_thresholds(levels: Any, thresholds: Any, *rest: Any) -> None:
+    reference.join_masks(levels, thresholds - 1, *rest)
+
+
+def _join_swaps_areas(
+    levels: Any, thresholds: Any, partner: Any, union: bool, out: Any, areas: Any, *rows: int
+) -> None:
+    reference.join_masks(levels, thresholds, partner, union, out, areas, *rows)
+    areas[slice(*rows), :2] = areas[slice(*rows), 1::-1]
+
+
+def _join_the_other_way(levels: Any, thresholds: Any, partner: Any, union: bool, *rest: Any) -> None:
+    reference.join_masks(levels, thresholds, partner, not union, *rest)
+
+
+def _share_of_partner(maps: Any, partner: Any, out: Any, lo: int, hi: int) -> None:
+    reference.share_masks(maps, partner, out, lo, hi)
+    out[lo:hi] = 255 - out[lo:hi]
+
+
+def _share_one_level_down(maps: Any, partner: Any, out: Any, lo: int, hi: int) -> None:
+    reference.share_masks(maps, partner, out, lo, hi)
+    out[lo:hi] -= out[lo:hi] > 0
+
+
+def _last_best_window(levels: Any, sides: Any, out: Any, lo: int, hi: int) -> None:
+    reference.best_windows(levels[:, ::-1, ::-1], sides, out, lo, hi)
+    out[lo:hi] = np.array(levels.shape[1:]) - sides[lo:hi] - out[lo:hi]
+
+
+def _distance_without_last(maps: Any, others: Any, out: Any, lo: int, hi: int) -> None:
+    reference.distances(maps[:, :-1], others[:, :-1], out, lo, hi)
+
+
 def _op_with(code: Op, step: float, number: int) -> Callable[..., None]:
     """The ops with one parameter of one op off by `step`."""
 
@@ -121,6 +203,31 @@ FAULTS: dict[str, tuple[Backend, Callable[[Backend], None]]] = {
         wrong(op=_op_with(Op.FLOAT_WARP, 0.05, 5)),
         _all(check_torchvision_case, "torchvision_cases", "translate_y"),
     ),
+    "residual of one row below": (
+        wrong(spectral_residual=_residual_of_one_row_below),
+        lambda b: check_residual(b, (61, 90), (16, 21)),
+    ),
+    "residual squared": (
+        wrong(spectral_residual=_squared_magnitude),
+        lambda b: check_residual(b, (61, 90), (16, 21)),
+    ),
+    "enlarged between corners": (wrong(enlarge=_enlarge_between_corners), lambda b: check_enlarge(b, (5, 3), (37, 29))),
+    "255 bins": (wrong(quantise=_quantise_by_255), lambda b: check_quantise(b, (37, 29))),
+    "otsu knows no middle": (
+        wrong(otsu=_otsu_always_first),
+        lambda b: check_otsu(b, True, few_levels(60, (6, 6))),
+    ),
+    "otsu takes the last of ties": (
+        wrong(otsu=_otsu_last_of_ties),
+        lambda b: check_otsu(b, False, few_levels(60, (6, 6))),
+    ),
+    "mask at its threshold": (wrong(join_masks=_join_at_thresholds), lambda b: check_join(b, True, (5, 3))),
+    "areas of masks swapped": (wrong(join_masks=_join_swaps_areas), lambda b: check_join(b, True, (5, 3))),
+    "union for intersection": (wrong(join_masks=_join_the_other_way), lambda b: check_join(b, False, (5, 3))),
+    "share of the partner": (wrong(share_masks=_share_of_partner), lambda b: check_share(b, (5, 3), (37, 29))),
+    "share rounded down": (wrong(share_masks=_share_one_level_down), lambda b: check_share(b, (5, 3), (37, 29))),
+    "last of the best windows": (wrong(best_windows=_last_best_window), lambda b: check_windows(b, (37, 29))),
+    "distance without the last place": (wrong(distances=_distance_without_last), lambda b: check_distances(b, 33)),
 }
 
 

@@ -2,12 +2,14 @@
 
 `Order` says which samples make a batch and `Progress` which epoch it is; `Recipe` says what becomes of a sample; a
 `Job` makes one batch in small tasks; a `Crew` runs the tasks of a few jobs at a time; `Kept` holds memory for the next
-epoch; `explain` tells what was done to one sample; `Delivered` is what is remembered of the batch handed out last.
+epoch; `explain` tells what was done to one sample; `Delivered` is what is remembered of the batch handed out last;
+`Extras` are maps and pictures that come from elsewhere.
 """
 
 from .crew import Crew, made
 from .delivered import Delivered
 from .explain import Explanation, check_sample, explain
+from .extras import Extras
 from .job import Bad, Job, has_partners, jobs, memory_bound
 from .kept import Buffers, Kept
 from .progress import STREAM_VERSION, Order, Progress, Run, keyed_batches
@@ -38,6 +40,7 @@ __all__ = [
     "Crop",
     "Delivered",
     "Explanation",
+    "Extras",
     "Job",
     "Kept",
     "Order",

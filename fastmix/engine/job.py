@@ -22,6 +22,7 @@ from ..kernels import Source as From
 from ..maps import F32, Geometry, covered_boxes
 from ..mixing import check_params, merge
 from ..rng import Ids, Key, Stream, integers
+from ..saliency import SpectralResidual
 from ..types import Batch, FastmixError, Params, Targets
 from .kept import Kept
 from .progress import Order, Run, fingerprint
@@ -61,7 +62,8 @@ class View(NamedTuple):
 class Job:
     """The making of one batch.
 
-    samples: (N,) int64 numbers in the source.  ids: (N,) int64 names of their draws.
+    samples: (N,) int64 numbers in the source.  ids: (N,) int64 names of their draws.  wanted: (N,) int64, what is read
+    for them: they themselves, or what was made of them.
     out: the memory of the batch, views after each other, of the shape and dtype that the recipe's output says.
     cuts, jitters, views: what was drawn; `jitters` has a program for each crop if the recipe jitters, and `params` are
     those of the mixed views.
@@ -73,6 +75,7 @@ class Job:
 
     def __init__(self, recipe: Recipe, key: Key, samples: Ids, ids: Ids, out: Any, lend: Callable[[int], U8]):
         self.recipe, self.key, self.samples, self.ids, self.out = recipe, key, samples, ids, out
+        self.wanted = samples if recipe.synthetic is None else recipe.synthetic.take(key, ids, samples)
         self.labels: list[Any] = [None] * len(samples)
         self.targets: Targets | None = None
         self.errors: dict[int, BaseException] = {}
@@ -85,6 +88,7 @@ class Job:
         self._items: list[Item] | None = None
         self._in_blocks, self._step = False, 1
         self._crops: U8 | None = None
+        self._maps: F32 | None = None
         self._pool = recipe.pool
 
     def phases(self) -> Iterator[list[Task]]:
@@ -103,8 +107,8 @@ class Job:
 
     @property
     def read(self) -> Ids:
-        """(N,) int64 numbers of the samples that were read: `samples`, but for those that gave way to others."""
-        numbers = self.samples.copy()
+        """(N,) int64 numbers of the samples that were read: `wanted`, but for those that gave way to others."""
+        numbers = self.wanted.copy()
         numbers[list(self.stand_ins)] = list(self.stand_ins.values())
         return numbers
 
@@ -127,7 +131,7 @@ class Job:
         if isinstance(error, FastmixError):
             return error
         rows = range(row, min(row + self._step, len(self.samples))) if row >= 0 and not self._in_blocks else ()
-        unread = [int(self.samples[each]) for each in rows if self.labels[each] is None]
+        unread = [int(self.wanted[each]) for each in rows if self.labels[each] is None]
         if unread:  # not even an Exception, such as SystemExit
             made = failure(error, "read", self.recipe.source, unread[0])
         else:
@@ -147,11 +151,14 @@ class Job:
         if recipe.reads_maps or any(view.params is not None and has_mates(view.params.program) for view in self.views):
             shape = (recipe.crops, len(self.samples), *recipe.crop.size, 3)
             self._crops = self._lend(math.prod(shape))[: math.prod(shape)].reshape(shape)
+        if recipe.reads_maps and isinstance(recipe.maps, SpectralResidual):
+            self._maps = np.empty((*shape[:2], *recipe.maps.cells(recipe.crop.size)), np.float32)
 
     def _draw_by_maps(self, _space: Space) -> None:
-        bank, crops = self.recipe.maps, range(self.recipe.crops)
-        assert bank is not None
-        maps = [bank.take(self.read, self.geometry(crop), self.key.epoch) for crop in crops]
+        about, maps = self.recipe.maps, [] if self._maps is None else [*self._maps]
+        if about is not None and not isinstance(about, SpectralResidual):
+            crops = range(self.recipe.crops)
+            maps = [about.take(self.read, self.geometry(crop), self.key.epoch) for crop in crops]
         self._show(draw(self.recipe, self.key, self.ids, maps))
 
     def _show(self, drawn: list[Params]) -> None:
@@ -166,7 +173,7 @@ class Job:
         if self._in_blocks:
             return
         try:
-            self._items = source.read_many(self.samples.tolist())
+            self._items = source.read_many(self.wanted.tolist())
         except Exception:
             if not self.recipe.replace:
                 raise
@@ -184,6 +191,9 @@ class Job:
                 self._cut_row(row, raw[:, row - low : row - low + 1], space)
         for crop, jitter in enumerate(self.jitters):
             backend_for(raw).mix(raw[crop], self._pool, rows(jitter, low, high), crops[crop], 0, high - low)
+        if self._maps is not None:
+            for seen, maps in zip(crops, self._maps[:, low:high], strict=True):
+                backend_for(seen).spectral_residual(seen, maps, 0, high - low)
         if alone:
             for view, (crop, params) in enumerate(self.views):
                 program = None if params is None else rows(params.program, low, high)
@@ -205,7 +215,7 @@ class Job:
             backend.mix_float(crops, self._pool, program, output.table, out, output.channels_last, low, high)
 
     def _cut_block(self, low: int, high: int, out: U8) -> None:
-        block = self.recipe.source.read_block(self.samples[low:high])
+        block = self.recipe.source.read_block(self.wanted[low:high])
         assert block is not None
         pictures, labels = block
         size = pictures.shape[1:3]
@@ -218,13 +228,13 @@ class Job:
                     for i, row in enumerate(range(low, high)):
                         cut(pictures[i], cuts.place(row, *size), 1, cuts, row, made[i : i + 1])
         except ValueError as error:
-            raise failure(error, "crop", self.recipe.source, int(self.samples[low])) from error
+            raise failure(error, "crop", self.recipe.source, int(self.wanted[low])) from error
         self.labels[low:high] = labels
 
     def _cut_row(self, row: int, out: U8, space: Space) -> None:
         known = None if self._items is None else self._items[row]
         try:
-            self.labels[row] = read(self.recipe.source, int(self.samples[row]), known, self.cuts, row, out, space)
+            self.labels[row] = read(self.recipe.source, int(self.wanted[row]), known, self.cuts, row, out, space)
         except FastmixError as error:
             if not self.recipe.replace:
                 raise
@@ -305,6 +315,7 @@ def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> i
     picture = int(np.prod(recipe.crop.size)) * 3
     values = (ahead + 2) * batch_size * recipe.pictures * picture * recipe.output.table.itemsize
     mates = ahead * batch_size * recipe.crops * picture if has_partners(recipe) else 0
+    mates += mates if recipe.reads_maps else 0  # maps, levels and masks are less than two thirds of the crops
     layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
     lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
     held = recipe.crops * (1 if recipe.jitter is None else 2)

@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 
 from ..datasets import Source, known_labels
 from ..kernels import U8
+from ..mapfile import FileMaps
 from ..maps import MapBank
 from ..pools import check_pool, open_pool
+from ..saliency import SpectralResidual
+from ..synthetic import Replacement
 from ..types import FastmixError, Method, Targets, check_range, one_hot
 from .jitter import ColorJitter
 
@@ -83,7 +86,8 @@ class Recipe:
     views: 1; 2 for (view 1, view 2), followed by (mixed 1, mixed 2) if there is a method; 3 for (clean, mixed, mixed).
     replace: whether a bad sample gives way to another one; `anywhere`: to any of the source, else to one of its batch.
     jitter: of the colours of each crop, before it is mixed.
-    maps: of earlier epochs, for a method that uses them, or None.
+    maps: what a method that looks at maps is given: those of earlier epochs, of a file, or of the crops themselves.
+    synthetic: what takes the place of some samples; the source is then an `Expanded` one.
     """
 
     source: Source
@@ -94,7 +98,8 @@ class Recipe:
     replace: bool = False
     anywhere: bool = True
     jitter: ColorJitter | None = None
-    maps: MapBank | None = None
+    maps: MapBank | FileMaps | SpectralResidual | None = None
+    synthetic: Replacement | None = None
 
     def __post_init__(self) -> None:
         """Check what is not checked on its own."""
@@ -103,8 +108,8 @@ class Recipe:
                 f"jitter is {self.jitter!r}, expected None or fastmix's own, which is drawn by key: "
                 "fastmix.ColorJitter()"
             )
-        if self.maps is not None:
-            _check_maps(self.maps, self.source, self.views)
+        if isinstance(self.maps, MapBank):
+            _check_bank(self.maps, self.source, self.views)
 
     @property
     def pool(self) -> U8:
@@ -169,10 +174,8 @@ def uses_maps(method: Any) -> bool:
     return bool(getattr(method, "uses_maps", False))
 
 
-def _check_maps(maps: Any, source: Source, views: int) -> None:
-    """Raise for what is no bank of maps, or not that of this dataset and so many views."""
-    if not isinstance(maps, MapBank):
-        raise TypeError(f"maps is a {type(maps).__name__}, expected a fastmix.MapBank, or None")
+def _check_bank(maps: MapBank, source: Source, views: int) -> None:
+    """Raise ValueError for a bank that is not of this dataset and so many views."""
     crops = 2 if views == 2 else 1
     for name, have, want in (("length", maps.length, len(source)), ("views", maps.views, crops)):
         if have != want:
@@ -180,7 +183,7 @@ def _check_maps(maps: Any, source: Source, views: int) -> None:
             raise ValueError(f"maps has {name}={have}, expected {want}: {fix}")
 
 
-def check_method(method: Any, views: int, maps: MapBank | None = None) -> None:
+def check_method(method: Any, views: int, maps: Any = None) -> None:
     """Raise TypeError for what is no method, and ValueError for one that cannot make so many views, or lacks maps."""
     if views not in (1, 2, 3):
         raise ValueError(f"views is {views!r}, expected 1, 2 or 3")
@@ -188,7 +191,7 @@ def check_method(method: Any, views: int, maps: MapBank | None = None) -> None:
         raise TypeError(f"mix is {method!r}, expected a method such as fastmix.PixMix.imagenet(), or None")
     if uses_maps(method) and maps is None:
         raise ValueError(
-            f"mix is {type(method).__name__}, which needs maps of earlier epochs: pass "
+            f"mix is {type(method).__name__}, which needs maps: pass maps=fastmix.SpectralResidual(), or "
             "maps=fastmix.MapBank(len(dataset)) and fill it with put_maps, see docs/gradmix.md"
         )
     if views == 3 and (method is None or not method.label_preserving):

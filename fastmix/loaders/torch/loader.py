@@ -23,6 +23,7 @@ from ...engine import (
     Crop,
     Delivered,
     Explanation,
+    Extras,
     Job,
     Kept,
     Order,
@@ -35,7 +36,6 @@ from ...engine import (
     check_sample,
     check_size,
     explain,
-    form_labels,
     has_partners,
     jobs,
     level_table,
@@ -43,8 +43,11 @@ from ...engine import (
     memory_bound,
 )
 from ...engine.jitter import ColorJitter
+from ...mapfile import MapFile
 from ...maps import MapBank
 from ...rng import Key
+from ...saliency import SpectralResidual
+from ...synthetic import Synthetic
 from ...types import Method, Pool
 
 try:
@@ -53,7 +56,8 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError('fastmix.DataLoader needs torch: pip install "fastmix[torch]"') from missing
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler, default_collate
 
-from .samplers import KeyedSampler, own_sampler
+from .batches import as_batch
+from .samplers import KeyedSampler, other_epoch, own_sampler, samplers_of, tell_epoch
 
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 _LISTED = 20  # bad samples named in the warning
@@ -90,7 +94,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     device: None or "cpu".  views: 3 stacks (clean, mixed, mixed) as (3N, 3, H, W), for labels of N; 2 stacks two crops,
     drawn independently, (view 1, view 2) as (2N, 3, H, W), and with any method (view 1, view 2, mixed 1, mixed 2) as
     (4N, 3, H, W), each view mixed within itself; labels stay plain.  jitter: a `ColorJitter` of each crop, or None.
-    maps: a `MapBank` that `put_maps` fills, for methods that mix by the maps of earlier epochs; or None.
+    maps: for methods that want some: `SpectralResidual()`, a `MapFile`, a `MapBank` that `put_maps` fills; or None.
+    synthetic: what `fastmix refine` made of the dataset, a path or `Synthetic`.  replace_prob: of samples by it.
 
     Raises ValueError, TypeError or OSError for arguments that do not fit; while iterating, FastmixError in the place of
     the batch that could not be made, and, with threads, RuntimeError after `timeout` seconds without one.
@@ -134,7 +139,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         views: int = 1,
         num_classes: int | None = None,
         jitter: ColorJitter | None = None,
-        maps: MapBank | None = None,
+        maps: MapBank | MapFile | SpectralResidual | None = None,
+        synthetic: Synthetic | str | Path | None = None,
+        replace_prob: float = 0.1,
     ):
         self._source = open_source(dataset)
         if isinstance(dataset, str | Path | tuple):
@@ -143,6 +150,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.seed, self.mean, self.std, self.output, self.memory_format = seed, mean, std, output, memory_format
         self.labels, self.on_error, self.pool, self.device = labels, on_error, pool, device
         self.views, self.num_classes, self.jitter, self.maps = views, num_classes, jitter, maps
+        self.synthetic, self.replace_prob = synthetic, replace_prob
+        self._extras = Extras.of(self._source, maps, synthetic, replace_prob)
         self._check(collate_fn, multiprocessing_context)
         if sampler is None and batch_sampler is None:
             sampler = own_sampler(dataset, bool(shuffle), seed, generator)
@@ -176,7 +185,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _check(self, collate_fn: Any, multiprocessing_context: Any) -> None:
         """Raise for arguments that torch would not complain about."""
-        Recipe(self._source, self._crop(), self._output_form(), views=self.views, jitter=self.jitter, maps=self.maps)
+        self._made_by(None)
         Key(0 if self.seed is None else self.seed)
         check_method(self.mix, self.views, self.maps)
         check_inputs(self._source, self.mix, self.pool, self._crop().size, self.num_classes)
@@ -200,18 +209,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _crop(self) -> Crop:
         return Crop(self.crop, check_size(self.size), self.scale, self.ratio, self.hflip)
 
-    def _output_form(self) -> Output:
-        return Output(level_table(self.output, self.mean, self.std), self.memory_format is torch.channels_last)
-
     def _recipe(self, mix: Method | None) -> Recipe:
         """The recipe of an epoch.  mix: the method as it was when the epoch was asked for."""
         method = mix if mix is not None and (mix.enabled or self.views > 1) else None
-        crop = self._crop()
         if method is not None and hasattr(method, "pool"):
             given = method.pool if self.pool is None else self.pool
-            method = dataclasses.replace(cast(Any, method), pool=self._kept.pool(given, crop.size))
-        replaced = self.on_error == "replace", self._order().foreign is None
-        return Recipe(self._source, crop, self._output_form(), method, self.views, *replaced, self.jitter, self.maps)
+            method = dataclasses.replace(cast(Any, method), pool=self._kept.pool(given, self._crop().size))
+        return self._made_by(method, self._order().foreign is None)
+
+    def _made_by(self, method: Method | None, anywhere: bool = True) -> Recipe:
+        output = Output(level_table(self.output, self.mean, self.std), self.memory_format is torch.channels_last)
+        source, maps, synthetic = self._extras
+        options = self.views, self.on_error == "replace", anywhere, self.jitter, maps, synthetic
+        return Recipe(source, self._crop(), output, method, *options)
 
     def _order(self) -> Order:
         length, batches = len(self._source), cast(Any, self.batch_sampler)
@@ -247,18 +257,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             warnings.warn(f"bad samples replaced in epoch {run.epoch}: {len(bad)}{some}", stacklevel=2)
 
     def _deliver(self, run: Run, bad: list[Bad], job: Job) -> list[Any]:
-        images = torch.from_numpy(job.out).view(getattr(torch, self.output))
-        if job.recipe.output.channels_last:
-            images = images.permute(0, 3, 1, 2)
-        assert job.targets is not None
-        labels = form_labels(job.recipe, job.targets, self.labels, self.num_classes)
-        tensors = [images, *map(torch.from_numpy, labels if self.labels == "pair" else (labels,))]
-        if self.pin_memory and torch.accelerator.is_available():
-            tensors = [tensor.pin_memory() for tensor in tensors]
+        batch = as_batch(job, getattr(torch, self.output), self.labels, self.num_classes, self.pin_memory)
         run.handed_out(job.samples)
         self._delivered = Delivered.of(job)
         bad += [job.bad[row] for row in sorted(job.bad)]
-        return [tensors[0], tuple(tensors[1:]) if self.labels == "pair" else tensors[1]]
+        return batch
 
     def _key_seed(self) -> int:
         chosen = self._progress.seed if self.seed is None else self.seed
@@ -281,30 +284,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         maps: (N, h, w), a tensor or array; with views=2 (2N, h, w), of the clean views.  Raises ValueError otherwise.
         """
-        if self.maps is None:
+        if self._bank is None:
             raise ValueError("the loader has no bank for maps: make it with maps=fastmix.MapBank(len(dataset))")
-        self.delivered.put(self.maps, maps)
+        self.delivered.put(self._bank, maps)
+
+    @property
+    def _bank(self) -> MapBank | None:
+        return self.maps if isinstance(self.maps, MapBank) else None
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` (0 <= epoch < 2^32) the next one, here and wherever the sampler or dataset has a `set_epoch`."""
         self._progress.set_epoch(epoch)
         self._tell(epoch)
 
-    def _samplers(self) -> list[Any]:
-        return [self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
-
     def _tell(self, epoch: int) -> None:
-        for part in {id(part): part for part in (*self._samplers(), self.dataset)}.values():
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        tell_epoch([*samplers_of(self), self.dataset], epoch)
         self._told = epoch
 
     def _settle_epoch(self) -> None:
         """Follow a sampler that was told of an epoch behind the loader's back, and tell the others."""
-        for epoch in (getattr(part, "epoch", None) for part in self._samplers()):
-            if isinstance(epoch, int) and epoch != self._told:
-                self._progress.set_epoch(epoch)
-                break
+        if (epoch := other_epoch(samplers_of(self), self._told)) is not None:
+            self._progress.set_epoch(epoch)
         self._tell(self._progress.epoch)
 
     def _facts(self) -> dict[str, int]:
@@ -313,19 +313,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands: a few integers, and where the maps are.  Batches count when they are handed out."""
         state = self._progress.state(self._key_seed(), self._facts())
-        return state if self.maps is None else {**state, "maps": self.maps.state()}
+        return state if self._bank is None else {**state, "maps": self._bank.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`, with any number of threads, when the next epoch is started.
 
         Raises ValueError if the state is none, or of another stream, seed, dataset, batch size or bank of maps.
         """
-        about = None
-        if self.maps is not None and isinstance(state, dict):
+        about, bank = None, self._bank
+        if bank is not None and isinstance(state, dict):
             about, state = state.get("maps"), {name: value for name, value in state.items() if name != "maps"}
         loaded = Progress().load(state, self.seed, self._facts())
-        if self.maps is not None:
-            self.maps.check_state(about, state["epoch"])
+        if bank is not None:
+            bank.check_state(about, state["epoch"])
         self._progress = loaded
 
     def memory_bound(self) -> int:

@@ -39,3 +39,21 @@ def own_sampler(dataset: Any, shuffle: bool, seed: int | None, generator: torch.
     if not shuffle:
         return SequentialSampler(dataset)
     return KeyedSampler(dataset, seed) if generator is None else RandomSampler(dataset, generator=generator)
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Whatever may know of the epoch besides the loader."""
+    return [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+
+
+def tell_epoch(parts: list[Any], epoch: int) -> None:
+    """Call `set_epoch` of all parts that have it, once each."""
+    for part in {id(part): part for part in parts}.values():
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+def other_epoch(samplers: list[Any], told: int) -> int | None:
+    """The epoch of the first sampler whose epoch is not the one it was told."""
+    epochs = (getattr(part, "epoch", None) for part in samplers)
+    return next((epoch for epoch in epochs if isinstance(epoch, int) and epoch != told), None)

@@ -1,0 +1,118 @@
+"""The list of an expanded set: what was made of which sample, and how; one row a record, in a Parquet file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError('expanded sets need pyarrow: pip install "fastmix[diffusion]"') from missing
+
+__all__ = ["MADE", "NAME", "SCHEMA", "VERSION", "Manifest", "read_manifest", "read_rows", "write_rows"]
+
+VERSION = "1"
+NAME = "manifest.parquet"
+MADE = "made"
+_ABOUT = b"fastmix.manifest"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("record", pa.int64(), nullable=False),  # source * multiplier + number of the copy
+        pa.field("status", pa.string(), nullable=False),  # "made", or why there is no picture
+        pa.field("path", pa.string()),  # of the picture, below the folder; null unless it was made
+        pa.field("source", pa.int64(), nullable=False),  # number of the sample in the data set
+        pa.field("source_path", pa.string()),
+        pa.field("source_label", pa.int32(), nullable=False),
+        pa.field("target", pa.int64()),  # the sample that gave the background, or the class of the prompt
+        pa.field("target_path", pa.string()),
+        pa.field("target_label", pa.int32()),
+        pa.field("weight", pa.float64(), nullable=False),  # share of the source's label, the rest is the target's
+        pa.field("strength", pa.float64(), nullable=False),
+        pa.field("steps", pa.int32(), nullable=False),  # executed: int(strength * scheduled)
+        pa.field("scheduled_steps", pa.int32(), nullable=False),
+        pa.field("guidance", pa.float64(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),  # of the picture's own generator
+        pa.field("prompt", pa.string(), nullable=False),
+        pa.field("mask_area", pa.float64()),  # shares of the picture: of the mask,
+        pa.field("leak_area", pa.float64()),  # and of what the target's object alone adds to it
+        pa.field("distance", pa.float64()),  # L2, between the two saliency maps
+        pa.field("saliency", pa.string()),  # what made these
+        pa.field("model", pa.string(), nullable=False),  # SHA-256 of the weights
+        pa.field("adapter", pa.string()),
+        pa.field("tokens", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """rows: dictionaries of the columns of SCHEMA, by record.  about: classes, settings, ...  folder: of the paths."""
+
+    rows: list[dict[str, Any]]
+    about: dict[str, Any]
+    folder: Path
+
+    @property
+    def made(self) -> list[dict[str, Any]]:
+        """The rows that have a picture."""
+        return [row for row in self.rows if row["status"] == MADE]
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of their numbers."""
+        return list(self.about["classes"])
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
+    """Write rows, in the order of their records, under another name, and move the file into place when it is whole.
+
+    The same rows give the same bytes.  Raises OSError where that fails; nothing is left behind then.
+    """
+    ordered = sorted(rows, key=lambda row: row["record"])
+    described = SCHEMA.with_metadata({_ABOUT: json.dumps({"version": VERSION, **about}, sort_keys=True).encode()})
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        pq.write_table(pa.Table.from_pylist(ordered, schema=described), part, compression="zstd")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows and what is said about them.  Raises ValueError for a file of another version, or none of ours."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"cannot read {path}: {error}; expected a Parquet file that `fastmix refine` wrote") from error
+    about = json.loads((table.schema.metadata or {}).get(_ABOUT, b"{}"))
+    version = about.pop("version", None)
+    if version != VERSION:
+        raise ValueError(
+            f"{path} has manifest version {version}, expected {VERSION}: make the set again with "
+            "`fastmix refine` into a new folder, or read it with the fastmix that wrote it"
+        )
+    if table.schema.names != SCHEMA.names:
+        raise ValueError(f"{path} has columns {table.schema.names}, expected {SCHEMA.names}")
+    return table.to_pylist(), about
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """The manifest of a folder that `fastmix refine` has finished, or such a file itself.
+
+    Raises FileNotFoundError where there is none, and ValueError as `read_rows` does.
+    """
+    file = Path(path) / NAME if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{path} has no {NAME}, expected a folder that `fastmix refine` has finished: run it again, it goes on "
+            "where it was"
+        )
+    rows, about = read_rows(file)
+    return Manifest(rows, about, file.parent)
