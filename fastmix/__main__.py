@@ -9,14 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from . import cli
+from .offline import agreement, command, finetuning
 from .types import FastmixError
+
+_EXPANDING: tuple[tuple[str, Any, str], ...] = (
+    ("finetune", finetuning, "Teach a diffusion model the classes of a folder: LoRA and a token for each of them."),
+    ("refine", command, "Expand a folder of pictures by a diffusion model, saliency-guided or as other papers do."),
+    ("agreement", agreement, "Check whether an expanded set keeps its labels; exit status 1 if it does not."),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; argv: its words, by default those of the process.
 
     Returns the exit status: 0, or 2 after one line about a user's error on stderr, or 130 after Ctrl-C.  Raises
-    SystemExit, as argparse does, for --help and for wrong arguments.
+    SystemExit, as argparse does, for --help and for wrong arguments; with 1 for a set that does not keep its labels.
     """
     options = _parser().parse_args(argv)
     try:
@@ -48,6 +55,8 @@ def _parser() -> _Parser:
     _add_pool(commands)
     _add_bench(commands)
     _add_explain(commands)
+    for name, module, text in _EXPANDING:
+        module.add_arguments(_add(commands, name, module.run, text, bars=True))
     _add_demo(commands)
     return parser
 
@@ -68,7 +77,9 @@ def _add_info(commands: Any) -> None:
 
 def _add_show(commands: Any) -> None:
     command = _add(commands, "show", cli.show, "Draw what a method does to pictures, layer by layer.")
-    command.add_argument("method", metavar="METHOD", choices=cli.METHODS, help=" ".join(cli.METHODS))
+    command.add_argument(
+        "method", metavar="METHOD", choices=cli.METHODS | cli.SALIENT, help=" ".join(cli.METHODS | cli.SALIENT)
+    )
     command.add_argument("path", metavar="PATH", help="a picture, or a folder of pictures")
     command.add_argument("-o", "--output", required=True, metavar="FILE", help="the picture to write (.png .jpg .webp)")
     command.add_argument("--preset", choices=cli.PRESETS, default="imagenet", help="the paper's setting")
@@ -104,7 +115,12 @@ def _add_bench(commands: Any) -> None:
     )
     command.add_argument("path", metavar="PATH", help="a folder with one subfolder a class")
     command.add_argument(
-        "--methods", nargs="+", choices=cli.METHODS, default=[*cli.METHODS], metavar="METHOD", help="which"
+        "--methods",
+        nargs="+",
+        choices=cli.METHODS | cli.SALIENT,
+        default=[*cli.METHODS],
+        metavar="METHOD",
+        help="which",
     )
     command.add_argument("--size", type=int, default=224, help="side of the crops, px")
     command.add_argument("--batch-size", type=int, default=128, help="pictures a batch")

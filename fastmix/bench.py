@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from .datasets import Source
+from .saliency import SpectralResidual
 from .types import Method
 
 __all__ = ["PLAIN", "Settings", "machine", "measure", "plot", "table", "version_of"]
@@ -55,7 +56,9 @@ def measure(source: Source, methods: Mapping[str, Method], settings: Settings, q
     count = min(len(source), settings.images)
     spread = (np.arange(count) * len(source) // count).tolist()
     size, workers = settings.size, settings.workers
-    loader = DataLoader(source, settings.batch_size, sampler=spread, num_workers=workers, size=size, seed=0)
+    loader = DataLoader(
+        source, settings.batch_size, sampler=spread, num_workers=workers, size=size, seed=0, maps=SpectralResidual()
+    )
     rates: dict[str, list[float]] = {name: [] for name in (PLAIN, *methods)}
     with tqdm(total=(settings.rounds + 1) * len(rates) * count, unit="image", disable=quiet) as bar:
         for _ in range(settings.rounds + 1):
@@ -81,8 +84,8 @@ def _images_per_s(loader: Any, bar: Any) -> float:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as text, a line each."""
-    lines = [f"{'':10}{'images/s':>10}{'of plain':>10}"]
-    lines += [f"{row['method']:10}{row['images_per_s']:10.0f}{row['ratio_to_plain']:10.2f}" for row in rows]
+    lines = [f"{'':12}{'images/s':>10}{'of plain':>10}"]
+    lines += [f"{row['method']:12}{row['images_per_s']:10.0f}{row['ratio_to_plain']:10.2f}" for row in rows]
     return "\n".join(lines)
 
 

@@ -19,15 +19,19 @@ import numpy as np
 from .kernels import backend_for
 from .methods.augmix import AugMix
 from .methods.cutmix import CutMix
+from .methods.guidedmixup import GuidedMixup
 from .methods.ipmix import IPMix
 from .methods.layermix import LayerMix
 from .methods.mixup import MixUp
 from .methods.pixmix import PixMix
+from .methods.saliencymix import SaliencyMix
+from .methods.sgmix import SGMix
 from .mixing import mix
 from .rng import Key
+from .saliency import spectral_maps
 from .types import Batch, Pool
 
-__all__ = ["METHODS", "PRESETS", "bench", "demo", "explain", "info", "pool_make", "pool_pack", "show"]
+__all__ = ["METHODS", "PRESETS", "SALIENT", "bench", "demo", "explain", "info", "pool_make", "pool_pack", "show"]
 
 METHODS: dict[str, Any] = {
     "mixup": MixUp,
@@ -37,11 +41,14 @@ METHODS: dict[str, Any] = {
     "ipmix": IPMix,
     "layermix": LayerMix,
 }
+SALIENT: dict[str, Any] = {"saliencymix": SaliencyMix, "guidedmixup": GuidedMixup, "sgmix": SGMix}  # by spectral maps
 PRESETS = ("imagenet", "cifar")
 _EXTRAS = {  # extra -> package -> module
     "torch": {"torch": "torch"},
     "plot": {"matplotlib": "matplotlib"},
     "demo": {"torch": "torch", "matplotlib": "matplotlib", "scikit-image": "skimage", "scikit-learn": "sklearn"},
+    "diffusion": {name: name for name in ("accelerate", "diffusers", "peft", "pyarrow", "safetensors", "transformers")},
+    "ray": {"ray": "ray.data"},
 }
 _PICTURES, _PLOTS = (".png", ".jpg", ".webp"), (".png", ".pdf", ".svg", ".jpg")
 _COMPILING = "fastmix: compiling kernels, once (up to a minute)\n"
@@ -80,6 +87,8 @@ def show(options: Namespace) -> None:
     with _telling():
         batch = batch_of(files, options.size)
         method = _method(options.method, options.preset, options.size, options.pool)
+        if options.method in SALIENT:
+            batch = replace(batch, maps=spectral_maps(batch.images))
         rows = explain(method, batch, [file.name for file in files], options.seed)
     title = f"{method} on {options.path}, seed {options.seed}"
     grid(title, rows).save(options.output)
@@ -163,7 +172,8 @@ def demo(options: Namespace, settings: Any = None, speed: Any = None) -> None:
 
 def _method(name: str, preset: str, size: int, pool: str | None = None) -> Any:
     """A method in a paper's setting, with a pool for pictures of `size` px if it mixes from one."""
-    method = getattr(METHODS[name], preset)()
+    kind = (METHODS | SALIENT)[name]
+    method = getattr(kind, preset, kind)()
     if not hasattr(method, "pool"):
         return method
     from .pools import default_pool, fit_pool

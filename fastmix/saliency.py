@@ -50,20 +50,27 @@ def spectral_maps(images: U8, shape: tuple[int, int] = (64, 64)) -> F32:
     return maps
 
 
-def otsu(levels: U8, plateau: str = "first") -> NDArray[np.int32]:
-    """(N,) Otsu's threshold (IEEE Trans. SMC 1979) of each of levels (N, H, W) uint8; the object is what lies above.
+def otsu(maps: Any, plateau: str = "first") -> NDArray[np.int32]:
+    """(N,) Otsu's threshold (IEEE Trans. SMC 1979) of each of maps (N, H, W); the object is what lies above.
 
+    maps: levels, uint8, or other numbers, of which the threshold is the last bin, 0..255, below the object, of 256
+    equal ones over the range of a map; values that are not finite count as the least finite one.
     plateau: which of the thresholds that part the levels in the same way, the "first", as OpenCV and scikit-image, or
     the "middle" one, which is safer for other levels than these.  255, so that nothing lies above, where all levels are
-    equal.  Raises ValueError for another word or other levels.
+    equal.  Raises ValueError for another word, or anything but numbers of that shape.
     """
     if plateau not in _PLATEAUS:
         raise ValueError(f"plateau is {plateau!r}, expected one of {_PLATEAUS}")
-    levels = np.ascontiguousarray(levels)
-    if levels.dtype != np.uint8 or levels.ndim != 3 or 0 in levels.shape[1:]:
-        raise ValueError(f"levels are {levels.dtype} {levels.shape}, expected uint8 (N, H, W)")
-    thresholds = np.empty(len(levels), np.int32)
-    backend_for(levels).otsu(levels, plateau == "middle", thresholds, 0, len(levels))
+    given: Any = _checked(maps)
+    given = np.ascontiguousarray(given, None if given.dtype == np.uint8 else np.float32)
+    thresholds, backend = np.empty(len(given), np.int32), backend_for(given)
+    levels = np.empty((_ROWS, *given.shape[1:]), np.uint8)
+    for low in range(0, len(given), _ROWS):
+        part, n = given[low : low + _ROWS], min(_ROWS, len(given) - low)
+        if given.dtype == np.float32:
+            backend.quantise(part, levels, 0, n)
+            part = levels
+        backend.otsu(part, plateau == "middle", thresholds[low : low + n], 0, n)
     return thresholds
 
 
@@ -110,12 +117,16 @@ def finite(maps: Any) -> F32:
 
     Raises ValueError for anything but numbers of that shape.
     """
-    given = np.asarray(maps)
-    if given.ndim != 3 or 0 in given.shape[1:] or given.dtype.kind not in "fiu":
-        raise ValueError(f"maps are {given.dtype} {given.shape}, expected numbers (N, h, w)")
-    given = np.ascontiguousarray(given, np.float32)
+    given = np.ascontiguousarray(_checked(maps), np.float32)
     known = np.isfinite(given)
     if known.all():
         return given
     least = np.where(known, given, np.inf).min((1, 2), keepdims=True)
     return np.where(known, given, np.where(np.isfinite(least), least, 0)).astype(np.float32)
+
+
+def _checked(maps: Any) -> NDArray[Any]:
+    given = np.asarray(maps)
+    if given.ndim != 3 or 0 in given.shape[1:] or given.dtype.kind not in "fiu":
+        raise ValueError(f"maps are {given.dtype} {given.shape}, expected numbers (N, h, w)")
+    return given

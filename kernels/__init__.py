@@ -300,10 +300,12 @@ class Backend(Protocol):
         areas: (N, 3) pixels of the own mask, of the partner's and of the joint one.
         """
 
-    def share_masks(self, maps: F32, partner: NDArray[np.int64], out: U8, lo: int, hi: int) -> None:
+    def share_masks(
+        self, maps: F32, partner: NDArray[np.int64], out: U8, sums: NDArray[np.int64], lo: int, hi: int
+    ) -> None:
         """out[i] (H, W) = floor(255 r + 0.5), r = (a + 1e-6) / ((a + 1e-6) + (b + 1e-6)) in float32.
 
-        a and b are maps[i] and maps[partner[i]] (h, w), finite and >= 0, as `enlarge` makes them.
+        a and b are maps[i] and maps[partner[i]] (h, w), finite and >= 0, as `enlarge` makes them.  sums[i]: of out[i].
         """
 
     def best_windows(self, levels: U8, sides: NDArray[np.int64], out: NDArray[np.int64], lo: int, hi: int) -> None:

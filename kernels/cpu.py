@@ -24,6 +24,7 @@ from .cpu_fractal import attractor as _attractor
 from .cpu_warp import warp as _warp
 
 _LINE = 6144  # values in a line of the fold: the longer, the fewer calls; a step's lines still fit the nearest caches
+_PICTURES = 8  # whose spectra are made together: calls of NumPy cost as much as small transforms
 _local = threading.local()
 
 
@@ -143,18 +144,18 @@ def mix_float(
 
 
 def spectral_residual(images: U8, out: F32, lo: int, hi: int) -> None:
-    """See `Backend.spectral_residual`.  Picture by picture, so that no map depends on the others of a call."""
+    """See `Backend.spectral_residual`.  A few pictures at a time, whose maps do not depend on each other."""
     height, width = out.shape[1:]
-    grey, (logs, means) = np.empty((height, width)), np.empty((2, height, width // 2 + 1))
-    for i in range(lo, hi):
-        if not _saliency.prepare(images[i], grey):
-            out[i] = 0
-            continue
-        spectrum = np.fft.fft(np.fft.rfft(grey), axis=0)
-        _saliency.power(spectrum.view(np.float64).reshape(*logs.shape, 2), logs)
-        _saliency.half_mean(np.log(logs, out=logs), width, means)
-        spectrum *= np.exp(means, out=means)
-        _saliency.finish(np.fft.irfft(np.fft.ifft(spectrum, axis=0), width), out[i])
+    for low in range(lo, hi, _PICTURES):
+        n = min(_PICTURES, hi - low)
+        grey, uneven = np.empty((n, height, width)), np.empty(n, np.bool_)
+        _saliency.prepare(images[low : low + n], grey, uneven)
+        spectra = np.fft.fft(np.fft.rfft(grey), axis=1)
+        logs, means = np.empty((2, *spectra.shape))
+        _saliency.power(spectra.view(np.float64).reshape(*logs.shape, 2), logs)
+        _saliency.half_means(np.log(logs, out=logs), width, means)
+        spectra *= np.exp(means, out=means)
+        _saliency.finish(np.fft.irfft(np.fft.ifft(spectra, axis=1), width), uneven, out[low : low + n])
 
 
 def enlarge(maps: F32, out: F32, lo: int, hi: int) -> None:
@@ -186,9 +187,9 @@ def join_masks(
     _masks.join_masks(levels, thresholds, partner, union, out, areas, lo, hi)
 
 
-def share_masks(maps: F32, partner: NDArray[np.int64], out: U8, lo: int, hi: int) -> None:
+def share_masks(maps: F32, partner: NDArray[np.int64], out: U8, sums: NDArray[np.int64], lo: int, hi: int) -> None:
     """See `Backend.share_masks`."""
-    _saliency.share_masks(maps, partner, out, lo, hi)
+    _saliency.share_masks(maps, partner, out, sums, lo, hi)
 
 
 def best_windows(levels: U8, sides: NDArray[np.int64], out: NDArray[np.int64], lo: int, hi: int) -> None:

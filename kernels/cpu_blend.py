@@ -173,6 +173,29 @@ def _weigh(x, at, n, mask, first, z, to):  # type: ignore[no-untyped-def]
 
 
 @jit
+def weigh_levels(y, of, n, mask, first, weights, z, to):  # type: ignore[no-untyped-def]
+    """z = the rounded blend of z and y, bytes, by a mask (H, W, 1 or 3), from its pixel `first` on.
+
+    In whole numbers, t / 255 to the nearest: there are no halves, and float32, as `_weigh` has it, is never as far off
+    as the next one is near.  weights: room for n bytes.
+    """
+    flat, start = mask.reshape(-1), np.uint64(first)
+    if mask.shape[2] == 1:
+        for i in range(n // np.uint64(3)):
+            k, m = np.uint64(3) * i, flat[start + i]
+            weights[k] = m
+            weights[k + np.uint64(1)] = m
+            weights[k + np.uint64(2)] = m
+    else:
+        load(flat, np.uint64(3) * start, n, weights, np.uint64(0))
+    for i in range(n):  # nothing exceeds 16 bits, and half as wide is twice as fast
+        m = np.uint16(weights[i])
+        before, after = np.uint16(m * np.uint16(z[to + i])), np.uint16(np.uint16(255) - m) * np.uint16(y[of + i])
+        t = np.uint16(before + np.uint16(after) + np.uint16(128))
+        z[to + i] = np.uint8(np.uint16(t + np.uint16(t >> np.uint16(8))) >> np.uint16(8))
+
+
+@jit
 def take_step(step, x, at, y, of, first, n, lines, total, z, spare, masks, identity, words, draws):  # type: ignore[no-untyped-def]
     """One step on n values, those from the picture's pixel `first` on: returns where in `lines` the new ones are.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import Clip, Mode, Source, Where
-from .cpu_blend import accumulate, covers, draw_bits, is_bounded, load, take_step, to_levels, weighted_sum
+from .cpu_blend import accumulate, covers, draw_bits, is_bounded, load, take_step, to_levels, weigh_levels, weighted_sum
 from .cpu_ops import apply_op
 from .cpu_resize import to_float
 from .cpu_warp import clear, copy
@@ -164,27 +164,37 @@ def _summands(steps, plan, height, width, layers, weights):  # type: ignore[no-u
 
 @jit
 def _only_sets(steps):  # type: ignore[no-untyped-def]
-    """Whether all steps do is to put parts of layers where they are."""
+    """Whether all steps do is to put parts of layers where they are, one of them by a mask at most."""
+    masked = 0
     for step in steps:
-        if step.mode != Mode.SET or step.where != Where.EVERYWHERE:
+        if step.where == Where.MASK and (step.clip == Clip.NONE or step.clip == Clip.UNIT):
+            masked += 1
+        elif step.where != Where.EVERYWHERE:
             return False
-    return True
+        if step.mode != Mode.SET:
+            return False
+    return masked < 2
 
 
 @jit
-def _set_parts(images, pictures, layers, plan, steps, row, out):  # type: ignore[no-untyped-def]
+def _set_parts(images, pictures, layers, plan, steps, masks, row, out):  # type: ignore[no-untyped-def]
     """The picture of a program of sets alone: bytes are copied, and no level becomes a float."""
     height, width = images.shape[1], images.shape[2]
     size, pitch = np.uint64(3 * width * height), np.uint64(3 * width)
     sources, slots, made = images.reshape(-1), pictures.reshape(-1), out.reshape(-1)
+    weights = np.empty(pitch, np.uint8)
     load(sources, np.uint64(row) * size, size, made, np.uint64(0))
     for step in steps:
         if step.left >= step.right:
             continue
         n, of = np.uint64(3 * (step.right - step.left)), _place(layers, plan, row, step.layer, size)
-        for y in range(max(step.top, 0), min(step.bottom, height)):
-            at = np.uint64(y) * pitch + np.uint64(3 * step.left)
-            load(slots if plan[step.layer].slot >= 0 else sources, of + at, n, made, at)
+        for r in range(max(step.top, 0), min(step.bottom, height)):
+            at = np.uint64(r) * pitch + np.uint64(3 * step.left)
+            y = slots if plan[step.layer].slot >= 0 else sources
+            if step.where == Where.MASK:
+                weigh_levels(y, of + at, n, masks[step.index], r * width + step.left, weights, made, at)
+            else:
+                load(y, of + at, n, made, at)
 
 
 @jit
@@ -305,7 +315,7 @@ def mix(images, pool, layers, ops, steps, finish, ids, words, masks, pictures, l
         active = steps[i, :count]
         bounded, number = is_bounded(active, height, width), _summands(active, plan, height, width, terms, weights)
         if _only_sets(active) and not plan["window"].any():
-            _set_parts(images, pictures, layers[i], plan, active, i, made)
+            _set_parts(images, pictures, layers[i], plan, active, masks, i, made)
         elif number > 0:
             _sum_layers(images, pictures, layers[i], plan, i, number, terms[0], weights[0], bounded, made)
         else:

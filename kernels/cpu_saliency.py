@@ -65,25 +65,29 @@ def _grey_cells(image, grey):  # type: ignore[no-untyped-def]
 
 
 @jit
-def prepare(image, grey):  # type: ignore[no-untyped-def]
-    """Grey cells; returns whether they differ."""
-    _grey_cells(image, grey)
-    least, most = _extremes(grey)
-    return most - least > _FLAT * most
+def prepare(images, grey, uneven):  # type: ignore[no-untyped-def]
+    """Grey cells of pictures, and whether they differ; if not, they get a spot, for they must have a spectrum."""
+    for i in range(images.shape[0]):
+        _grey_cells(images[i], grey[i])
+        least, most = _extremes(grey[i])
+        uneven[i] = most - least > _FLAT * most
+        if not uneven[i]:
+            grey[i, 0, 0] += 1
 
 
 @jit
-def power(spectrum, powers):  # type: ignore[no-untyped-def]
-    """Squared amplitudes of half a spectrum (h, w // 2 + 1, 2), guarded.  Of grey, none is above that of 0, 0."""
-    guard = (_GUARD * spectrum[0, 0, 0]) ** 2
-    for y in range(np.uint64(powers.shape[0])):
-        for x in range(np.uint64(powers.shape[1])):
-            re, im = spectrum[y, x, 0], spectrum[y, x, 1]
-            powers[y, x] = re * re + im * im + guard
+def power(spectra, powers):  # type: ignore[no-untyped-def]
+    """Squared amplitudes of half spectra (n, h, w // 2 + 1, 2), guarded.  Of grey, none is above that of 0, 0."""
+    for i in range(powers.shape[0]):
+        guard = (_GUARD * spectra[i, 0, 0, 0]) ** 2
+        for y in range(np.uint64(powers.shape[1])):
+            for x in range(np.uint64(powers.shape[2])):
+                re, im = spectra[i, y, x, 0], spectra[i, y, x, 1]
+                powers[i, y, x] = re * re + im * im + guard
 
 
 @jit
-def half_mean(logs, width, means):  # type: ignore[no-untyped-def]
+def _half_mean(logs, width, means):  # type: ignore[no-untyped-def]
     """-1/2 of the mean of 3 x 3 logs of powers, which are periodic and equal at opposite frequencies."""
     height, half = logs.shape
     sums = np.empty((height, half), np.float64)
@@ -107,6 +111,13 @@ def half_mean(logs, width, means):  # type: ignore[no-untyped-def]
 
 
 @jit
+def half_means(logs, width, means):  # type: ignore[no-untyped-def]
+    """`_half_mean` of several pictures."""
+    for i in range(logs.shape[0]):
+        _half_mean(logs[i], width, means[i])
+
+
+@jit
 def _mirror(i, n):  # type: ignore[no-untyped-def]
     """Index i of n values that are mirrored about the outermost ones."""
     if n == 1:
@@ -124,10 +135,19 @@ def _weights(cells):  # type: ignore[no-untyped-def]
 
 
 @jit
-def finish(residual, out):  # type: ignore[no-untyped-def]
-    """Magnitude, blur, and least to most on 0 to 1."""
+def finish(residuals, uneven, out):  # type: ignore[no-untyped-def]
+    """Magnitude, blur, and least to most on 0 to 1; nothing where pictures are even."""
+    down, across = _weights(residuals.shape[1]), _weights(residuals.shape[2])
+    for i in range(residuals.shape[0]):
+        if uneven[i]:
+            _finish(residuals[i], down, across, out[i])
+        else:
+            out[i] = 0
+
+
+@jit
+def _finish(residual, down, across, out):  # type: ignore[no-untyped-def]
     height, width = residual.shape
-    down, across = _weights(height), _weights(width)
     reach = across.shape[0] - 1
     line, values = np.empty(width + 2 * reach, np.float64), np.empty((height, width), np.float64)
     for y in range(height):
@@ -194,7 +214,7 @@ def enlarge(maps, out, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @jit
-def share_masks(maps, partner, out, lo, hi):  # type: ignore[no-untyped-def]
+def share_masks(maps, partner, out, sums, lo, hi):  # type: ignore[no-untyped-def]
     """See `Backend.share_masks`."""
     height, width = out.shape[1:]
     before, behind, part = _taps(maps.shape[2], width)
@@ -202,6 +222,7 @@ def share_masks(maps, partner, out, lo, hi):  # type: ignore[no-untyped-def]
     lines, others = np.empty((maps.shape[1], width), np.float32), np.empty((maps.shape[1], width), np.float32)
     small, unit, half = np.float32(1e-6), np.float32(255), np.float32(0.5)
     for i in range(lo, hi):
+        sums[i] = 0
         _widen(maps[i], before, behind, part, lines)
         _widen(maps[partner[i]], before, behind, part, others)
         for y in range(height):
@@ -211,3 +232,7 @@ def share_masks(maps, partner, out, lo, hi):  # type: ignore[no-untyped-def]
                 own = a[x] + f * (b[x] - a[x]) + small
                 other = c[x] + f * (d[x] - c[x]) + small
                 row[x] = np.uint8(np.int32(unit * (own / (own + other)) + half))
+            total = np.uint32(0)
+            for x in range(np.uint64(width)):
+                total += np.uint32(row[x])
+            sums[i] += total

@@ -133,9 +133,9 @@ def join_masks(
     saliency_.join_masks(levels, thresholds, partner, union, out, areas, lo, hi)
 
 
-def share_masks(maps: F32, partner: NDArray[np.int64], out: U8, lo: int, hi: int) -> None:
+def share_masks(maps: F32, partner: NDArray[np.int64], out: U8, sums: NDArray[np.int64], lo: int, hi: int) -> None:
     """See `Backend.share_masks`."""
-    saliency_.share_masks(maps, partner, out, lo, hi)
+    saliency_.share_masks(maps, partner, out, sums, lo, hi)
 
 
 def best_windows(levels: U8, sides: NDArray[np.int64], out: NDArray[np.int64], lo: int, hi: int) -> None:

@@ -141,11 +141,12 @@ def join_masks(
         areas[i] = own.sum(), other.sum(), joint.sum()
 
 
-def share_masks(maps: F32, partner: NDArray[np.int64], out: U8, lo: int, hi: int) -> None:
+def share_masks(maps: F32, partner: NDArray[np.int64], out: U8, sums: NDArray[np.int64], lo: int, hi: int) -> None:
     """See `Backend.share_masks`."""
     for i in range(lo, hi):
         own, other = (_enlarged(maps[k], *out.shape[1:]) + _SMALL for k in (i, partner[i]))
         out[i] = np.floor(np.float32(255) * (own / (own + other)) + np.float32(0.5))
+        sums[i] = out[i].sum()
 
 
 def best_windows(levels: U8, sides: NDArray[np.int64], out: NDArray[np.int64], lo: int, hi: int) -> None:

@@ -134,7 +134,8 @@ def check_share(backend: Backend, cells: tuple[int, int], size: tuple[int, int])
     maps = np.random.default_rng(5).random((3, *cells)).astype(np.float32) ** 4
     maps[0] = 0
     partner = np.array([1, 2, 0])
-    made = run(backend, "share_masks", (maps, partner), np.full((3, *size), 77, np.uint8))
+    made, sums = run(backend, "share_masks", (maps, partner), np.full((3, *size), 77, np.uint8), np.full(3, 77))
+    np.testing.assert_array_equal(sums, made.sum((1, 2), np.int64))
     own = 1e-6 + np.array([enlarged(each.astype(np.float64), size) for each in maps])
     share = 255 * own / (own + own[partner])
     np.testing.assert_allclose(made, share, rtol=0, atol=0.5 + 1e-3)

@@ -135,7 +135,9 @@ def test_backends_enlarge_to_the_bit(cpu: Backend, cells: tuple[int, int]) -> No
         made = [run(b, "enlarge", (maps,), np.empty((4, *size), np.float32)) for b in (cpu, reference)]
         np.testing.assert_array_equal(*made)
         shares = [
-            run(b, "share_masks", (np.abs(maps[:1]), np.array([0])), np.empty((1, *size), np.uint8))
+            run(b, "share_masks", (np.abs(maps[:1]), np.array([0])), np.empty((1, *size), np.uint8), np.empty(1, int))[
+                0
+            ]
             for b in (cpu, reference)
         ]
         np.testing.assert_array_equal(*shares)
@@ -253,7 +255,8 @@ def test_share_masks(backend: Backend, cells: tuple[int, int], size: tuple[int, 
 def test_shares_of_plain_maps(backend: Backend) -> None:
     """Nothing against nothing is half, 127.5, rounded up; all against nothing is all."""
     maps = np.array([0, 0, 1, 3], np.float32)[:, None, None] * np.ones((4, 2, 2), np.float32)
-    made = run(backend, "share_masks", (maps, np.array([1, 2, 0, 2])), np.full((4, 3, 5), 77, np.uint8))
+    outs = np.full((4, 3, 5), 77, np.uint8), np.empty(4, np.int64)
+    made = run(backend, "share_masks", (maps, np.array([1, 2, 0, 2])), *outs)[0]
     np.testing.assert_array_equal(made, np.broadcast_to(np.array([128, 0, 255, 191])[:, None, None], made.shape))
 
 

@@ -140,14 +140,21 @@ def _join_the_other_way(levels: Any, thresholds: Any, partner: Any, union: bool,
     reference.join_masks(levels, thresholds, partner, not union, *rest)
 
 
-def _share_of_partner(maps: Any, partner: Any, out: Any, lo: int, hi: int) -> None:
-    reference.share_masks(maps, partner, out, lo, hi)
+def _share_of_partner(maps: Any, partner: Any, out: Any, sums: Any, lo: int, hi: int) -> None:
+    reference.share_masks(maps, partner, out, sums, lo, hi)
     out[lo:hi] = 255 - out[lo:hi]
+    sums[lo:hi] = out[lo:hi].sum((1, 2), np.int64)
 
 
-def _share_one_level_down(maps: Any, partner: Any, out: Any, lo: int, hi: int) -> None:
-    reference.share_masks(maps, partner, out, lo, hi)
+def _share_one_level_down(maps: Any, partner: Any, out: Any, sums: Any, lo: int, hi: int) -> None:
+    reference.share_masks(maps, partner, out, sums, lo, hi)
     out[lo:hi] -= out[lo:hi] > 0
+    sums[lo:hi] = out[lo:hi].sum((1, 2), np.int64)
+
+
+def _sum_of_a_row(maps: Any, partner: Any, out: Any, sums: Any, lo: int, hi: int) -> None:
+    reference.share_masks(maps, partner, out, sums, lo, hi)
+    sums[lo:hi] = out[lo:hi, 0].sum(1, np.int64)
 
 
 def _last_best_window(levels: Any, sides: Any, out: Any, lo: int, hi: int) -> None:
@@ -225,6 +232,7 @@ FAULTS: dict[str, tuple[Backend, Callable[[Backend], None]]] = {
     "areas of masks swapped": (wrong(join_masks=_join_swaps_areas), lambda b: check_join(b, True, (5, 3))),
     "union for intersection": (wrong(join_masks=_join_the_other_way), lambda b: check_join(b, False, (5, 3))),
     "share of the partner": (wrong(share_masks=_share_of_partner), lambda b: check_share(b, (5, 3), (37, 29))),
+    "sum of a row": (wrong(share_masks=_sum_of_a_row), lambda b: check_share(b, (5, 3), (37, 29))),
     "share rounded down": (wrong(share_masks=_share_one_level_down), lambda b: check_share(b, (5, 3), (37, 29))),
     "last of the best windows": (wrong(best_windows=_last_best_window), lambda b: check_windows(b, (37, 29))),
     "distance without the last place": (wrong(distances=_distance_without_last), lambda b: check_distances(b, 33)),

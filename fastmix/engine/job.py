@@ -263,11 +263,12 @@ class Job:
 
 
 def draw(recipe: Recipe, key: Key, ids: Ids, maps: Sequence[F32] = ()) -> list[Params]:
-    """The params of each mixed view of a batch.  maps: (N, h, w) of each, for a method that looks at them."""
+    """The params of each mixed view of a batch.  maps: (N, h, w) of each crop, for a method that looks at them."""
     assert recipe.method is not None
     unseen = np.broadcast_to(_NOTHING, (len(ids), *recipe.crop.size, 3))  # a draw reads the shape alone
     batch = Batch(unseen, Targets.of(ids, np.zeros(len(ids), np.int64)))
-    batches = [replace(batch, maps=each) for each in maps] or [batch] * recipe.mixed_views
+    seen = [replace(batch, maps=each) for each in maps] or [batch]
+    batches = [seen[min(view, len(seen) - 1)] for view in range(recipe.mixed_views)]
     drawn = [recipe.method.draw(replace(key, view=view), each) for view, each in enumerate(batches)]
     for params in drawn:
         check_params(params, unseen.shape, recipe.pool.shape)

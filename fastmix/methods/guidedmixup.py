@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..kernels import F32, U8, Mode, Source, Where, backend_for
-from ..rng import F64, Key, Stream
+from ..kernels import F32, Mode, Source, Where, backend_for
+from ..rng import Key, Stream
 from ..types import Batch, Params
 from ._blend import blank, check, check_classes, check_count, preserving
 from ._saliency import check_chance, farthest_cycle, group_distances, maps_of, mates_of, with_masks
@@ -71,12 +71,12 @@ class GuidedMixup:
         members, away = group_distances(salient, order, maps.known, self.group)
         partner = mates_of(members, farthest_cycle(away), len(ids))
         mixed = (partner != own) & (key.uniform(ids, _COIN, 1)[:, 0] < self.prob)
-        masks = np.zeros((len(ids), batch.images.shape[1], batch.images.shape[2]), np.uint8)
-        for row in np.flatnonzero(mixed).tolist():
-            backend_for(salient).share_masks(salient, partner, masks, row, row + 1)
+        masks = np.empty((len(ids), batch.images.shape[1], batch.images.shape[2]), np.uint8)
+        sums = np.empty(len(ids), np.int64)
+        backend_for(salient).share_masks(salient, partner, masks, sums, 0, len(ids))
         program.layers["index"] = partner[:, None]
         program.steps["mode"][mixed], program.steps["where"] = Mode.SET, Where.MASK
-        weight = np.where(mixed, means(masks) / 255, 1).astype(np.float32)
+        weight = np.where(mixed, sums / (255 * masks[0].size), 1).astype(np.float32)
         return Params(with_masks(program, masks), np.where(mixed, partner, own), weight)
 
 
@@ -116,9 +116,3 @@ def mean_one(maps: F32) -> F32:
     scaled: F32 = maps * (1 / np.where(mean > 0, mean, 1)).astype(np.float32)
     scaled[mean[:, 0, 0] == 0] = 1
     return scaled
-
-
-def means(masks: U8) -> F64:
-    """(N,) mean levels of masks (N, H, W)."""
-    rows = masks.sum(2, dtype=np.uint32)  # one row of a picture is far from the end of 32 bits, and they add up faster
-    return np.asarray(rows.sum(1, dtype=np.int64) / masks[0].size)

@@ -13,7 +13,7 @@ from ..kernels import U8, Mode, Source, Where, backend_for
 from ..rng import Ids, Key
 from ..saliency import object_levels, stretched
 from ..types import Batch, Params
-from ._blend import blank, check, check_classes, check_count, preserving
+from ._blend import blank, check, check_count, preserving
 from ._cells import Ints
 from ._saliency import Maps, group_distances, maps_of, mates_of, nearest, with_masks
 
@@ -44,8 +44,7 @@ class SGMix:
     min_area < max_area <= 1.  Where the union has max_area or more, the sample's own object alone is kept; where what
     would be kept has less than min_area, or still max_area or more, the sample stays as it is, as one does without a
     map or with one that is the same everywhere, which is nobody's target either; `outcomes` tells.  Unknown cells count
-    as the least known one.  num_classes: not needed, for labels are kept.  Raises ValueError for settings outside these
-    ranges.
+    as the least known one.  Raises ValueError for settings outside these ranges.
 
     There is no released code.  Not known from the paper, and chosen here: how many candidates there are, that maps are
     stretched before they are compared, the limits of areas and what happens beyond them.  Deviations: candidates are
@@ -55,7 +54,6 @@ class SGMix:
     group: int = 32
     min_area: float = 0.02
     max_area: float = 0.95
-    num_classes: int | None = None
     enabled: bool = True
     label_preserving: ClassVar[bool] = True
     uses_maps: ClassVar[bool] = True
@@ -68,7 +66,6 @@ class SGMix:
             check(ok, name, value, f"0 <= {name} <= 1", "pass min_area=0.02, max_area=0.95")
         expected = f"min_area < max_area, which is {self.max_area}"
         check(self.min_area < self.max_area, "min_area", self.min_area, expected, "pass a smaller one")
-        check_classes(self.num_classes)
 
     def draw(self, key: Key, batch: Batch) -> Params:
         """Find targets and masks.  Raises ValueError for maps of a wrong shape."""
