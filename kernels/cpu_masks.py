@@ -11,12 +11,19 @@ _BLOCK = 32  # places that distances look at together
 
 @jit
 def _finite_range(pattern):  # type: ignore[no-untyped-def]
-    """Least and most of the finite float32 values with these bits, int32; 0 and 0 if there is none.
+    """Least and most of the finite float32 values with these bits, int32, or 0 and 0; and whether all are plain.
 
-    Bits are compared, negative ones turned round, for minima of floats do not vectorise.
+    Bits are compared, for minima of floats do not vectorise: as they are if all values are plain, finite and not
+    negative, else with negative ones turned round.
     """
     exponent, rest = np.int32(0x7F800000), np.int32(0x7FFFFFFF)
     lowest, highest = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
+    low, high, ends = highest, lowest, np.empty(2, np.int32)
+    for i in range(np.uint64(pattern.shape[0])):
+        low, high = min(low, pattern[i]), max(high, pattern[i])
+    if low >= 0 and high < exponent:
+        ends[0], ends[1] = low, high
+        return ends.view(np.float32), True
     low, high = highest, lowest
     for i in range(np.uint64(pattern.shape[0])):
         bits = pattern[i]
@@ -24,11 +31,10 @@ def _finite_range(pattern):  # type: ignore[no-untyped-def]
         finite = np.int32(bits & exponent) != exponent
         low = min(low, key if finite else highest)
         high = max(high, key if finite else lowest)
-    ends = np.empty(2, np.int32)
     ends[0], ends[1] = low ^ ((low >> np.int32(31)) & rest), high ^ ((high >> np.int32(31)) & rest)
     if high < low:
         ends[:] = 0
-    return ends.view(np.float32)
+    return ends.view(np.float32), False
 
 
 @jit
@@ -36,11 +42,16 @@ def quantise(maps, out, lo, hi):  # type: ignore[no-untyped-def]
     """See `Backend.quantise`."""
     for i in range(lo, hi):
         values, levels = maps[i].reshape(-1), out[i].reshape(-1)
-        least, most = _finite_range(values.view(np.int32))
+        (least, most), plain = _finite_range(values.view(np.int32))
         if not least < most:
             levels[:] = 0
             continue
         scale = np.float32(256) / (most - least)
+        if plain and scale < np.float32(np.inf):
+            for k in range(np.uint64(values.shape[0])):
+                x = (values[k] - least) * scale
+                levels[k] = np.uint8(np.int32(x if x < np.float32(255) else np.float32(255)))
+            continue
         for k in range(np.uint64(values.shape[0])):
             v = values[k]
             x = (v - least) * scale
