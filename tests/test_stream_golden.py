@@ -33,12 +33,15 @@ from fastmix import (
     CutMix,
     DataLoader,
     GradMix,
+    GuidedMixup,
     IPMix,
     LayerMix,
     MapBank,
     MixUp,
     PixMix,
     Pool,
+    SaliencyMix,
+    SGMix,
 )
 from fastmix.engine.progress import STREAM_VERSION
 
@@ -99,6 +102,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gradmix": {"mix": GradMix.paper(), "maps": 1},
     "gradmix-two-views": {"mix": GradMix.repo(), "maps": 2, "views": 2},
     "attentivecutmix": {"mix": AttentiveCutMix(), "maps": 1},
+    "saliencymix": {"mix": SaliencyMix(), "maps": 1},
+    "guidedmixup": {"mix": GuidedMixup(blur=0), "maps": 1},
+    "sgmix": {"mix": SGMix(), "maps": 1},
 }
 
 
@@ -188,7 +194,7 @@ def test_the_recorded_version_is_the_programs() -> None:
 def test_every_stream_is_another() -> None:
     """A method that did nothing, or a crop that was ignored, would have the digest of another stream."""
     digests = [digest for streams in recorded()["digests"].values() for digest in streams.values()]
-    assert len(set(digests)) == len(SETS) * len(METHODS) + len(OTHERS) == 26
+    assert len(set(digests)) == len(SETS) * len(METHODS) + len(OTHERS) == 29
 
 
 if __name__ == "__main__":
