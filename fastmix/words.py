@@ -54,7 +54,7 @@ def tell_steps(program: Program, row: int, size: Size, name: Callable[[int], str
     "modulo 256" is told; else they are clipped, if not by their step, then at the end.
     """
     steps = active_steps(program, row)
-    lines = [_formula(step, name(int(step["layer"]))) + _where(step, size) for step in steps]
+    lines = [_formula(step, name(int(step["layer"]))) + _where(step, size, program) for step in steps]
     finish = program.finish[row]
     return [*lines, f"x > {describe(finish)}"] if finish["code"] else lines
 
@@ -76,12 +76,15 @@ def _short(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-def _where(step: Any, size: Size) -> str:
+def _where(step: Any, size: Size, program: Program) -> str:
     """What part of the picture a step changes; nothing to say if it is all of it."""
     if step["mode"] in _NO_LAYER:
         return ""
     high, wide = int(step["bottom"] - step["top"]), int(step["right"] - step["left"])
     share = f" in {1 - step['rate']:.0%} of the {_PLACES[step['where']]}" if step["where"] in _PLACES else ""
-    mask = f" outside of mask {step['index']}" if step["where"] == Where.MASK else ""
+    mask = ""
+    if step["where"] == Where.MASK:
+        whole = np.isin(program.masks[step["index"]], (0, 255)).all()  # all or nothing, not shares
+        mask = f" {'outside of' if whole else 'weighed by'} mask {step['index']}"
     box = "" if (high, wide) == size else f", {wide}x{high} px at ({step['left']},{step['top']})"
     return share + mask + box

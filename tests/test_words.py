@@ -1,5 +1,7 @@
 """Programs in words: what the methods seldom draw; tests/test_show.py follows what they often do."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from fastmix.kernels import Clip, Mode, Op, Program, Source, Where
@@ -22,7 +24,7 @@ def program() -> Program:
     made.steps["where"][0, 1], made.steps["index"][0, 1] = Where.MASK, 3
     made.steps["clip"][0, 4] = Clip.WRAP
     made.finish["code"][0] = Op.FLIP
-    return made
+    return replace(made, masks=np.full((4, *SIZE, 1), 255, np.uint8))
 
 
 def test_steps() -> None:
@@ -35,6 +37,8 @@ def test_steps() -> None:
         "x > flip",
     ]
     assert tell_steps(program(), 1, SIZE, str) == []
+    shares = replace(program(), masks=np.full((4, *SIZE, 1), 254, np.uint8))
+    assert tell_steps(shares, 0, SIZE, "ABC".__getitem__)[1] == "x = 0.25 x + 0.75 C weighed by mask 3"
 
 
 def test_layers() -> None:
