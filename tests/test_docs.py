@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import fastmix
 from fastmix import pools
@@ -137,3 +138,11 @@ def test_examples_run(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "epoch 1: loss " in out and "accuracy " in out
     if name == "train_layermix":
         assert "going on with epoch 1, batch 0" in out and out.count("epoch 0: loss ") == 1
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_sheets_of_saliency_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["sgmix_sheet", "photos/train", "a.jpg", "b.jpg"])
+    runpy.run_path(str(ROOT / "examples" / "sgmix_sheet.py"), run_name="__main__")
+    sizes = [Image.open(name).size for name in ("a.jpg", "b.jpg")]
+    assert [width for width, _ in sizes] == [1000, 1000] and sizes[0][1] > sizes[1][1] > 300

@@ -24,7 +24,7 @@ import psutil
 import pytest
 from loading import loader_of, make_photos
 
-from fastmix import AugMix, CutMix, DataLoader, PixMix, Pool
+from fastmix import AugMix, CutMix, DataLoader, PixMix, Pool, SGMix, SpectralResidual
 
 MIB = 1 << 20
 SIDE, BATCH = 192, 32  # batches of 13.5 MiB, so that one too many shows
@@ -98,7 +98,8 @@ class Files:
 def method(name: str) -> Any:
     """A method of that name, with a pool in memory that has to be made smaller for SIDE."""
     pool = np.arange(48 * 256 * 256 * 3, dtype=np.uint32).astype(np.uint8).reshape(48, 256, 256, 3)
-    return {"plain": None, "cutmix": CutMix(), "augmix": AugMix(), "pixmix": PixMix(pool=Pool(pool))}[name]
+    others = {"plain": None, "cutmix": CutMix(), "augmix": AugMix(), "sgmix": SGMix()}
+    return PixMix(pool=Pool(pool)) if name == "pixmix" else others[name]
 
 
 def epoch(loader: DataLoader, pause: float = 0.0, most: int = sys.maxsize) -> int:
@@ -120,7 +121,8 @@ def left() -> dict[str, Any]:
 
 def bound(photos: str, name: str, prefetch: int) -> dict[str, Any]:
     """Four epochs, the last with a slow consumer."""
-    mix, options = method(name), {"num_workers": 2, "prefetch_factor": prefetch}
+    options: dict[str, Any] = {"num_workers": 2, "prefetch_factor": prefetch, "maps": SpectralResidual()}
+    mix = method(name)
     epoch(loader_of(Files(photos, 20), mix=mix, size=40, **options))
     loader = loader_of(Files(photos, 256), mix=mix, size=SIDE, batch_size=BATCH, **options)
     before, start, ends = left(), rss(), []
@@ -132,7 +134,9 @@ def bound(photos: str, name: str, prefetch: int) -> dict[str, Any]:
     return {"bound": most, "peak": peak[0] - start, "ends": ends, "places": places, "before": before, "after": after}
 
 
-@pytest.mark.parametrize(("name", "prefetch"), [("plain", 2), ("pixmix", 2), ("cutmix", 2), ("cutmix", 4)])
+@pytest.mark.parametrize(
+    ("name", "prefetch"), [("plain", 2), ("pixmix", 2), ("cutmix", 2), ("cutmix", 4), ("sgmix", 2)]
+)
 def test_memory_stays_within_the_bound_that_is_stated(photos: Path, name: str, prefetch: int) -> None:
     """Whether batches are taken at once or ten a second; and it does not grow after the first epoch."""
     found = measure("bound", str(photos), name, prefetch)
