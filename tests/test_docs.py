@@ -140,9 +140,9 @@ def test_examples_run(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert "going on with epoch 1, batch 0" in out and out.count("epoch 0: loss ") == 1
 
 
-@pytest.mark.usefixtures("workplace")
-def test_the_sheets_of_saliency_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["sgmix_sheet", "photos/train", "a.jpg", "b.jpg"])
+def test_the_sheets_of_saliency_are_drawn(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sgmix_sheet", str(photos / "photos" / "train"), "a.jpg", "b.jpg"])
     runpy.run_path(str(ROOT / "examples" / "sgmix_sheet.py"), run_name="__main__")
-    sizes = [Image.open(name).size for name in ("a.jpg", "b.jpg")]
-    assert [width for width, _ in sizes] == [1000, 1000] and sizes[0][1] > sizes[1][1] > 300
+    with Image.open("a.jpg") as first, Image.open("b.jpg") as second:
+        assert first.width == second.width == 1000 and first.height > second.height > 300
