@@ -1,5 +1,6 @@
 """Settings of an expansion, what is drawn for a record, and the pictures that go into the model and follow it."""
 
+import argparse
 import json
 from dataclasses import asdict, dataclass, replace
 
@@ -11,8 +12,9 @@ from scipy.stats import chisquare
 from fastmix import Pool
 from fastmix.datasets import ArrayDataset
 from fastmix.manifest import SCHEMA
+from fastmix.offline import command, finetuning
 from fastmix.offline.composing import aim, composite, finished, fitting, joint_mask, picture_of, resized
-from fastmix.offline.expansion import PRESETS, Expansion, executed_steps
+from fastmix.offline.expansion import PRESETS, Expansion, check_apart, executed_steps
 from fastmix.offline.records import candidates_of, decided, fractal_of, is_beside, prompts_of
 from fastmix.offline.work import classes_of
 from fastmix.photos import cut_patches
@@ -374,3 +376,14 @@ def test_tokens_must_be_one_a_class():
     assert classes_of(source, ["<x>", "<y>"]).tokens == ("<x>", "<y>")
     with pytest.raises(ValueError, match="there are 1 tokens, expected one for each of the 2 classes"):
         classes_of(source, ["<x>"])
+
+
+def test_nothing_is_written_into_the_data(tmp_path):
+    data = tmp_path / "data"
+    for out in (data, data / "out", data / "cat" / ".." / "out"):
+        with pytest.raises(ValueError, match=r"lies in the data .*, where it would become a class: name a folder"):
+            check_apart(data, out)
+    check_apart(data, tmp_path / "data2")
+    for run, name in ((command.run, "out"), (finetuning.run, "tuned")):
+        with pytest.raises(ValueError, match=f"{name} lies in the data"):
+            run(argparse.Namespace(data=str(data), out=str(data / name)))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..types import Pool
-from .expansion import PRESETS, Expansion
+from .expansion import PRESETS, Expansion, check_apart
 
 if TYPE_CHECKING:  # heavy modules are imported where they are used
     from ..datasets import Source
@@ -71,6 +71,7 @@ def run(options: Namespace) -> None:
     from ..datasets import open_source
     from .refine import expand, expand_with_ray, ranks
 
+    check_apart(options.data, options.out)
     source = open_source(options.data)
     adapted, tokens, changes = _learned(options, source)
     expansion = _expansion(options, changes, has_tokens=adapted.tokens is not None)

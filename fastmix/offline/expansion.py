@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-__all__ = ["PRESETS", "Expansion", "executed_steps"]
+__all__ = ["PRESETS", "Expansion", "check_apart", "executed_steps"]
 
 PRESETS = ("sgdmix", "diffusemix", "diffmix", "da_fusion")
 
@@ -186,6 +187,12 @@ def executed_steps(strength: float, steps: int) -> int:
             f"strength {strength} of {steps} steps leaves none to run, expected strength * steps >= 1: raise either"
         )
     return int(strength * steps)
+
+
+def check_apart(data: str | Path, out: str | Path) -> None:
+    """Raise ValueError for a folder to write to that lies in the data: it would be a class of the next run."""
+    if Path(out).resolve().is_relative_to(Path(data).resolve()):
+        raise ValueError(f"{out} lies in the data {data}, where it would become a class: name a folder elsewhere")
 
 
 def _tuple(name: str, value: Any) -> tuple[Any, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .expansion import check_apart
+
 __all__ = ["Finetuning", "add_arguments", "run"]
 
 _CAPTION = "a photo of a {token} {name}"
@@ -108,6 +110,7 @@ def run(options: argparse.Namespace) -> None:
     from ..datasets import open_source
     from .finetune import finetune
 
+    check_apart(options.data, options.out)
     names = [field.name for field in fields(Finetuning)]
     settings = Finetuning(**{name: value for name, value in vars(options).items() if name in names})
     quiet = options.quiet or not sys.stderr.isatty()
