@@ -43,8 +43,13 @@ class SpectralResidual:
 def spectral_maps(images: U8, shape: tuple[int, int] = (64, 64)) -> F32:
     """(N, h, w) float32 in [0, 1], the spectral residual of pictures (N, H, W, 3) uint8; see `SpectralResidual`.
 
-    A map has its smallest value at 0 and its largest at 1; that of a picture without contrast is 0 everywhere.
+    A map has its smallest value at 0 and its largest at 1; that of a picture without contrast is 0 everywhere.  Raises
+    ValueError for other pictures.
     """
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        have = f"{getattr(images, 'dtype', type(images).__name__)} {tuple(getattr(images, 'shape', ()))}"
+        raise ValueError(f"images are {have}, expected a NumPy array, uint8 (N, H, W, 3)")
+    images = np.ascontiguousarray(images)
     maps = np.empty((len(images), *SpectralResidual(shape).cells(images.shape[1:3])), np.float32)
     backend_for(images).spectral_residual(images, maps, 0, len(images))
     return maps
@@ -78,8 +83,10 @@ def object_masks(maps: Any, size: tuple[int, int]) -> U8:
     """(N, H, W) uint8, 255 on the objects of maps (N, h, w) and 0 elsewhere: enlarged bilinearly, then parted by Otsu.
 
     Values that are not finite count as the least finite one; a map whose finite values are all equal has no object.
-    Raises ValueError for anything but numbers of that shape.
+    Raises ValueError for anything but numbers of that shape, or sides below 1.
     """
+    if min(size) < 1:
+        raise ValueError(f"size is {size}, expected pixels >= 1")
     levels, thresholds = object_levels(maps, size)
     return np.where(levels > thresholds[:, None, None], np.uint8(255), np.uint8(0))
 
@@ -98,7 +105,13 @@ def object_levels(maps: Any, size: tuple[int, int]) -> tuple[U8, NDArray[np.int3
 
 
 def distances(maps: Any, others: Any) -> F64:
-    """(N, M) L2 distances between maps (N, h, w) and others (M, h, w), each of them stretched to 0..1 before."""
+    """(N, M) L2 distances between maps (N, h, w) and others (M, h, w), each of them stretched to 0..1 before.
+
+    Raises ValueError for anything but numbers of these shapes.
+    """
+    sizes = np.shape(maps)[1:], np.shape(others)[1:]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"maps have {sizes[0]} cells and others {sizes[1]}, expected the same")
     one, two = (stretched(part).reshape(len(part), -1) for part in (maps, others))
     out = np.empty((len(one), len(two)))
     backend_for(one).distances(one, two, out, 0, len(one))

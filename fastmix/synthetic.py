@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,16 @@ class Expanded:
             differs = f"has {len(self._source)} samples, the set was made of at least {sources.max() + 1}"
         elif labels is not None and labels.ndim == 1 and (labels[sources] != own).any():
             differs = f"has another label than the set says for sample {sources[(labels[sources] != own)][0]}"
+        else:
+            moved = (row for row in self._rows if not self._is_of(row))
+            differs = next((f"has {self._source.path(r['source'])} as sample {r['source']}" for r in moved), "")
         if differs:
             raise ValueError(f"the data set {differs}: {path} was made of another one; give that, or make it again")
+
+    def _is_of(self, row: dict[str, Any]) -> bool:
+        """Whether the sample is the file that the row names, as far as both have one."""
+        path, name = self._source.path(row["source"]), row["source_path"]
+        return path is None or name is None or f"/{Path(path).as_posix()}".endswith(f"/{name}")
 
     @property
     def classes(self) -> list[str]:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from loading import BATCH, COUNT, SIZE, digest, digests, loader_of, make_arrays, make_photos
+from skimage.filters import threshold_otsu
 
 from fastmix import AttentiveCutMix, Batch, GradMix, GuidedMixup, Key, MapBank, MapFile, SaliencyMix, SGMix, mix
 from fastmix.engine.job import draw
 from fastmix.maps import hidden_cells
 from fastmix.methods.sgmix import Outcome
 from fastmix.mixing import check_params
-from fastmix.saliency import SpectralResidual, spectral_maps
+from fastmix.saliency import SpectralResidual, distances, object_masks, otsu, spectral_maps
 
 pytestmark = pytest.mark.filterwarnings("ignore:num_workers is:UserWarning")
 METHODS: dict[str, Any] = {
@@ -241,3 +242,30 @@ def test_methods_are_drawn_once_a_view(photos: Path) -> None:
     recipe = loader._recipe(loader.mix)
     assert len(draw(recipe, Key(0), np.arange(4), [np.zeros((4, 3, 3), np.float32)])) == 2
     assert recipe.crop.size == (SIZE, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: spectral_maps(np.zeros((8, 8, 3), np.uint8)), r"images are uint8 \(8, 8, 3\), expected a NumPy array"),
+        (lambda: spectral_maps(np.zeros((1, 8, 8, 3), np.float32)), "images are float32"),
+        (lambda: spectral_maps(torch.zeros(1, 8, 8, 3)), r"images are torch.float32 \(1, 8, 8, 3\)"),
+        (lambda: distances(np.zeros((2, 3, 3)), np.zeros((2, 4, 4))), r"have \(3, 3\) cells and others \(4, 4\)"),
+        (lambda: object_masks(np.zeros((1, 3, 3)), (0, 4)), r"size is \(0, 4\), expected pixels >= 1"),
+        (lambda: otsu(np.zeros((3, 4))), r"maps are float64 \(3, 4\), expected numbers \(N, h, w\)"),
+        (lambda: otsu(np.zeros((1, 3, 4)), "last"), "plateau is 'last', expected one of"),
+    ],
+)
+def test_bad_arrays(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_thresholds_of_floats_and_of_their_levels_are_the_same() -> None:
+    maps = np.random.default_rng(4).random((9, 30, 20)) ** 3
+    low, high = maps.min((1, 2), keepdims=True), maps.max((1, 2), keepdims=True)
+    levels = np.minimum((maps - low) / (high - low) * 256, 255).astype(np.uint8)
+    expected = [threshold_otsu(each) for each in levels]
+    assert otsu(levels).tolist() == expected
+    assert np.abs(otsu(maps) - expected).max() <= 1  # float32 may put a value into the next bin
+    assert otsu(np.array([[[10, 200]]], np.uint8), "middle").tolist() == [104]

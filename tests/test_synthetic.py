@@ -10,6 +10,7 @@ import pytest
 import torch
 from loading import digest, loader_of, make_arrays
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 from fastmix import MapBank, MapFile, Synthetic
 from fastmix.datasets import open_source
@@ -227,3 +228,17 @@ def test_rows_are_written_in_order_and_alike(out: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "b.parquet", manifest.rows, manifest.about)
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     assert replace(read_manifest(tmp_path / "a.parquet"), folder=out) == manifest
+
+
+def test_samples_in_another_order_are_told(data: Path, tmp_path: Path) -> None:
+    """Labels of a Subset are not known beforehand, but the names of its files are."""
+    rows = [
+        row_of(r, r // COPIES // 4, source_path=f"{CLASSES[r // COPIES // 4]}/{r // COPIES:02}.png") for r in range(36)
+    ]
+    folder = expand(tmp_path / "named", rows)
+    assert shown(loader_of(data, **PLAIN, synthetic=folder, replace_prob=1.0))[0] == list(range(N))
+    files = ImageFolder(data)
+    same = torch.utils.data.Subset(files, range(N))
+    assert shown(loader_of(same, **PLAIN, synthetic=folder, replace_prob=1.0))[0] == list(range(N))
+    with pytest.raises(ValueError, match=r"the data set has .*ant/01.png as sample 0: .* was made of another one"):
+        loader_of(torch.utils.data.Subset(files, [1, 0, *range(2, N)]), **PLAIN, synthetic=folder)
