@@ -11,11 +11,12 @@ from typing import Any
 
 try:
     import pyarrow as pa
+    import pyarrow.compute
     import pyarrow.parquet as pq
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError('expanded sets need pyarrow: pip install "fastmix[diffusion]"') from missing
 
-__all__ = ["MADE", "NAME", "SCHEMA", "VERSION", "Manifest", "read_manifest", "read_rows", "write_rows"]
+__all__ = ["MADE", "NAME", "SCHEMA", "VERSION", "Manifest", "read_made", "read_manifest", "read_rows", "write_rows"]
 
 VERSION = "1"
 NAME = "manifest.parquet"
@@ -87,8 +88,28 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]], about: dict[str, Any]
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows and what is said about them.  Raises ValueError for a file of another version, or none of ours."""
+    table, about = _read(path)
+    return table.to_pylist(), about
+
+
+def read_made(path: str | Path, columns: Sequence[str]) -> tuple[Any, dict[str, Any], Path]:
+    """Some columns of the records that have a picture, as a pyarrow Table, for sets whose rows would fill the memory.
+
+    path: as for `read_manifest`.  Also returned are what is said about the set, and the folder of its paths.
+    """
+    file = _file(path)
+    table, about = _read(file, [*columns, "status"])
+    return (
+        table.filter(pa.compute.equal(table["status"], MADE)).drop_columns("status").combine_chunks(),
+        about,
+        file.parent,
+    )
+
+
+def _read(path: Path, columns: Sequence[str] | None = None) -> tuple[Any, dict[str, Any]]:
     try:
-        table = pq.read_table(path)
+        names = pq.read_schema(path).names
+        table = pq.read_table(path, columns=[name for name in columns or names if name in names])
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"cannot read {path}: {error}; expected a Parquet file that `fastmix refine` wrote") from error
     about = json.loads((table.schema.metadata or {}).get(_ABOUT, b"{}"))
@@ -98,9 +119,9 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             f"{path} has manifest version {version}, expected {VERSION}: make the set again with "
             "`fastmix refine` into a new folder, or read it with the fastmix that wrote it"
         )
-    if table.schema.names != SCHEMA.names:
-        raise ValueError(f"{path} has columns {table.schema.names}, expected {SCHEMA.names}")
-    return table.to_pylist(), about
+    if names != SCHEMA.names:
+        raise ValueError(f"{path} has columns {names}, expected {SCHEMA.names}")
+    return table, about
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -108,11 +129,16 @@ def read_manifest(path: str | Path) -> Manifest:
 
     Raises FileNotFoundError where there is none, and ValueError as `read_rows` does.
     """
+    file = _file(path)
+    rows, about = read_rows(file)
+    return Manifest(rows, about, file.parent)
+
+
+def _file(path: str | Path) -> Path:
     file = Path(path) / NAME if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise FileNotFoundError(
             f"{path} has no {NAME}, expected a folder that `fastmix refine` has finished: run it again, it goes on "
             "where it was"
         )
-    rows, about = read_rows(file)
-    return Manifest(rows, about, file.parent)
+    return file

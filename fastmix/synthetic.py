@@ -18,6 +18,8 @@ from .types import one_hot
 __all__ = ["Expanded", "Replacement", "Synthetic"]
 
 _LAWS = ("same_source", "same_class", "any")
+_COLUMNS = ("source", "source_label", "weight", "target_label", "path", "source_path")
+_LOOKED_AT = 4096  # records whose sources' names are compared, at most
 
 
 @dataclass(frozen=True)
@@ -55,37 +57,36 @@ class Expanded:
     """
 
     def __init__(self, source: Source, synthetic: Synthetic):
-        from .manifest import read_manifest  # only those who have such a set need pyarrow
+        from .manifest import read_made  # only those who have such a set need pyarrow
 
-        manifest = read_manifest(synthetic.path)
-        self._source, self._rows, self._folder = source, manifest.made, manifest.folder
-        self._smoothing, self._names = synthetic.smoothing, manifest.classes
-        if not self._rows:
+        made, about, self._folder = read_made(synthetic.path, _COLUMNS)
+        if not len(made):
             raise ValueError(f"{synthetic.path} holds no picture: nothing was made, or kept; see its statuses")
-        self._soft = self._smoothing > 0 or any(row["weight"] < 1 for row in self._rows)
-        self._check(synthetic.path)
+        self._source, self._smoothing, self._names = source, synthetic.smoothing, list(about["classes"])
+        self._paths, names = made["path"], made["source_path"]
+        self._sources, self._labels, self._weights = (made[name].to_numpy() for name in _COLUMNS[:3])
+        others = made["target_label"].to_numpy()
+        self._others = np.where(np.isnan(others), self._labels, others).astype(np.int64)
+        self._soft = bool(self._smoothing > 0 or (self._weights < 1).any())
+        if differs := self._difference(names):
+            raise ValueError(
+                f"the data set {differs}: {synthetic.path} was made of another one; give that, or make it again"
+            )
 
-    def _check(self, path: str | Path) -> None:
-        names, have, labels = self._names, self._source.classes, known_labels(self._source)
-        sources = np.array([row["source"] for row in self._rows])
-        own = np.array([row["source_label"] for row in self._rows])
-        differs = ""
+    def _difference(self, files: Any) -> str:
+        """How the data set is not the one that the set was made of.  files: the names of the sources' files."""
+        names, have, labels, sources = self._names, self._source.classes, known_labels(self._source), self._sources
         if have is not None and list(have) != names:
-            differs = f"has classes {have[:3]}..., those of the set begin with {names[:3]}"
-        elif sources.max() >= len(self._source):
-            differs = f"has {len(self._source)} samples, the set was made of at least {sources.max() + 1}"
-        elif labels is not None and labels.ndim == 1 and (labels[sources] != own).any():
-            differs = f"has another label than the set says for sample {sources[(labels[sources] != own)][0]}"
-        else:
-            moved = (row for row in self._rows if not self._is_of(row))
-            differs = next((f"has {self._source.path(r['source'])} as sample {r['source']}" for r in moved), "")
-        if differs:
-            raise ValueError(f"the data set {differs}: {path} was made of another one; give that, or make it again")
-
-    def _is_of(self, row: dict[str, Any]) -> bool:
-        """Whether the sample is the file that the row names, as far as both have one."""
-        path, name = self._source.path(row["source"]), row["source_path"]
-        return path is None or name is None or f"/{Path(path).as_posix()}".endswith(f"/{name}")
+            return f"has classes {have[:3]}..., those of the set begin with {names[:3]}"
+        if sources.max() >= len(self._source):
+            return f"has {len(self._source)} samples, the set was made of at least {sources.max() + 1}"
+        if labels is not None and labels.ndim == 1 and (labels[sources] != self._labels).any():
+            return f"has another label than the set says for sample {sources[labels[sources] != self._labels][0]}"
+        for row in np.unique(np.linspace(0, len(sources) - 1, _LOOKED_AT).astype(int)).tolist():
+            path, name = self._source.path(int(sources[row])), files[row].as_py()
+            if path is not None and name is not None and not f"/{Path(path).as_posix()}".endswith(f"/{name}"):
+                return f"has {path} as sample {sources[row]}, where the set has {name}"
+        return ""
 
     @property
     def classes(self) -> list[str]:
@@ -93,12 +94,12 @@ class Expanded:
         return self._names
 
     def __len__(self) -> int:
-        return len(self._source) + len(self._rows)
+        return len(self._source) + len(self._sources)
 
     def path(self, index: int) -> str | None:
         """See `Source`."""
         made = index - len(self._source)
-        return self._source.path(index) if made < 0 else str(self._folder / self._rows[made]["path"])
+        return self._source.path(index) if made < 0 else str(self._folder / self._paths[made].as_py())
 
     def read(self, index: int) -> Item:
         """See `Source`."""
@@ -106,13 +107,13 @@ class Expanded:
         if made < 0:
             item = self._source.read(index)
             return item._replace(label=self._label(item.label)) if self._soft else item
-        row = self._rows[made]
-        path = self._folder / row["path"]
-        label: Label = row["source_label"]
+        path = self._folder / self._paths[made].as_py()
+        label: Label = int(self._labels[made])
         if self._soft:
-            other = row["source_label"] if row["target_label"] is None else row["target_label"]
-            own, shared = (one_hot(np.array([each]), len(self._names))[0] for each in (label, other))
-            label = self._label(np.float32(row["weight"]) * own + np.float32(1 - row["weight"]) * shared)
+            pair = np.array([self._labels[made], self._others[made]])
+            own, shared = one_hot(pair, len(self._names))
+            weight = np.float32(self._weights[made])
+            label = self._label(weight * own + (1 - weight) * shared)
         return Item(path.read_bytes(), label, str(path))
 
     def read_many(self, _indices: Sequence[int]) -> None:
@@ -129,11 +130,11 @@ class Expanded:
 
     def replacement(self, law: str, prob: float) -> Replacement:
         """Who takes whose place.  Raises ValueError for "same_class" where labels are not known beforehand."""
-        n, count = len(self._source), len(self._rows)
+        n, count = len(self._source), len(self._sources)
         if law == "any":
             return Replacement(prob, np.arange(n, n + count), np.zeros(n, np.int64), np.array([0, count]))
         if law == "same_source":
-            groups, of = np.array([row["source"] for row in self._rows]), np.arange(n)
+            groups, of = self._sources, np.arange(n)
         else:
             labels = known_labels(self._source)
             if labels is None or labels.ndim != 1:
@@ -141,7 +142,7 @@ class Expanded:
                     "replace is 'same_class', but the data set tells class numbers only with its pictures: use "
                     "'same_source', or give a folder or arrays"
                 )
-            groups, of = np.array([row["source_label"] for row in self._rows]), labels
+            groups, of = self._labels, labels
         edges = np.searchsorted(np.sort(groups), np.arange(int(max(groups.max(), of.max())) + 2))
         return Replacement(prob, n + np.argsort(groups, kind="stable"), of, edges)
 
