@@ -99,11 +99,8 @@ def read_made(path: str | Path, columns: Sequence[str]) -> tuple[Any, dict[str, 
     """
     file = _file(path)
     table, about = _read(file, [*columns, "status"])
-    return (
-        table.filter(pa.compute.equal(table["status"], MADE)).drop_columns("status").combine_chunks(),
-        about,
-        file.parent,
-    )
+    made = table.filter(pa.compute.equal(table["status"], MADE))
+    return made.drop_columns("status").combine_chunks(), about, file.parent
 
 
 def _read(path: Path, columns: Sequence[str] | None = None) -> tuple[Any, dict[str, Any]]:
