@@ -13,7 +13,8 @@ from .kernels import F32, F64, U8, backend_for
 __all__ = ["SpectralResidual", "distances", "object_levels", "object_masks", "otsu", "spectral_maps", "stretched"]
 
 _PLATEAUS = ("first", "middle")
-_ROWS = 4  # maps that a call works on, so that the next one finds them in a core's cache
+_ROWS = 4  # large maps that a call works on, so that the next one finds them in a core's cache
+_LEVELS = 16  # maps whose levels a call makes
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,14 @@ def otsu(maps: Any, plateau: str = "first") -> NDArray[np.int32]:
     given: Any = _checked(maps)
     given = np.ascontiguousarray(given, None if given.dtype == np.uint8 else np.float32)
     thresholds, backend = np.empty(len(given), np.int32), backend_for(given)
-    levels = np.empty((_ROWS, *given.shape[1:]), np.uint8)
-    for low in range(0, len(given), _ROWS):
-        part, n = given[low : low + _ROWS], min(_ROWS, len(given) - low)
+    levels = np.empty((_LEVELS, *given.shape[1:]), np.uint8)
+    for low in range(0, len(given), _LEVELS):
+        part, n = given[low : low + _LEVELS], min(_LEVELS, len(given) - low)
+        found = thresholds[low : low + n]
         if given.dtype == np.float32:
-            backend.quantise(part, levels, 0, n)
-            part = levels
-        backend.otsu(part, plateau == "middle", thresholds[low : low + n], 0, n)
+            backend.quantise_otsu(part, plateau == "middle", levels, found, 0, n)
+        else:
+            backend.otsu(part, plateau == "middle", found, 0, n)
     return thresholds
 
 
@@ -99,8 +101,7 @@ def object_levels(maps: Any, size: tuple[int, int]) -> tuple[U8, NDArray[np.int3
     for low in range(0, len(given), _ROWS):
         part, n = given[low : low + _ROWS], min(_ROWS, len(given) - low)
         backend.enlarge(part, large, 0, n)
-        backend.quantise(large, levels[low : low + n], 0, n)
-        backend.otsu(levels[low : low + n], False, thresholds[low : low + n], 0, n)
+        backend.quantise_otsu(large, False, levels[low : low + n], thresholds[low : low + n], 0, n)
     return levels, thresholds
 
 

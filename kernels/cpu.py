@@ -173,6 +173,11 @@ def otsu(levels: U8, middle: bool, out: NDArray[np.int32], lo: int, hi: int) -> 
     _masks.otsu(levels, middle, out, lo, hi)
 
 
+def quantise_otsu(maps: F32, middle: bool, levels: U8, out: NDArray[np.int32], lo: int, hi: int) -> None:
+    """See `Backend.quantise_otsu`."""
+    _masks.quantise_otsu(maps, middle, levels, out, lo, hi)
+
+
 def join_masks(
     levels: U8,
     thresholds: NDArray[np.int32],

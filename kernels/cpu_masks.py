@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import jit
+from .jit import jit, prefetch
 
-_BLOCK = 32  # places that distances look at together
+_AHEAD = np.uint64(4096)  # bytes of the next map that are asked for before they are read
+_PLACES = 32  # of maps, that distances look at together
+_BLOCK = np.uint64(256)  # values of a map that are quantised and counted together
+_LEAST, _MOST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
+
+
+@jit
+def _bit_range(pattern, first, count, low, high):  # type: ignore[no-untyped-def]
+    """Least and most of low, high and int32 numbers: the minima of bits vectorise, those of floats do not."""
+    for k in range(count):
+        low, high = min(low, pattern[first + k]), max(high, pattern[first + k])
+    return low, high
 
 
 @jit
 def _finite_range(pattern):  # type: ignore[no-untyped-def]
-    """Least and most of the finite float32 values with these bits, int32, or 0 and 0; and whether all are plain.
-
-    Bits are compared, for minima of floats do not vectorise: as they are if all values are plain, finite and not
-    negative, else with negative ones turned round.
-    """
+    """Least and most of the finite float32 values with these bits, int32; 0 and 0 if there is none."""
     exponent, rest = np.int32(0x7F800000), np.int32(0x7FFFFFFF)
     lowest, highest = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
     low, high, ends = highest, lowest, np.empty(2, np.int32)
-    for i in range(np.uint64(pattern.shape[0])):
-        low, high = min(low, pattern[i]), max(high, pattern[i])
-    if low >= 0 and high < exponent:
-        ends[0], ends[1] = low, high
-        return ends.view(np.float32), True
-    low, high = highest, lowest
     for i in range(np.uint64(pattern.shape[0])):
         bits = pattern[i]
         key = np.int32(bits ^ ((bits >> np.int32(31)) & rest))
@@ -34,56 +35,140 @@ def _finite_range(pattern):  # type: ignore[no-untyped-def]
     ends[0], ends[1] = low ^ ((low >> np.int32(31)) & rest), high ^ ((high >> np.int32(31)) & rest)
     if high < low:
         ends[:] = 0
-    return ends.view(np.float32), False
+    return ends.view(np.float32)
+
+
+@jit
+def _plain(low, high):  # type: ignore[no-untyped-def]
+    """Of a map with bits from low to high: its least value, bins a unit, and whether bits are in the order of values.
+
+    They are if no value is negative; here the values are finite and have contrast as well.
+    """
+    ends = np.empty(2, np.int32)
+    ends[0], ends[1] = low, high
+    least, most = ends.view(np.float32)
+    scale = np.float32(256) / (most - least)
+    return least, scale, 0 <= low < high < 0x7F800000 and scale < np.float32(np.inf)
+
+
+@jit
+def _quantise_plain(values, first, count, least, scale, levels):  # type: ignore[no-untyped-def]
+    for k in range(count):
+        x = (values[first + k] - least) * scale
+        levels[first + k] = np.uint8(np.int32(x if x < np.float32(255) else np.float32(255)))
+
+
+@jit
+def _quantise_any(values, levels):  # type: ignore[no-untyped-def]
+    least, most = _finite_range(values.view(np.int32))
+    if not least < most:
+        levels[:] = 0
+        return
+    scale = np.float32(256) / (most - least)
+    for k in range(np.uint64(values.shape[0])):
+        v = values[k]
+        x = (v - least) * scale
+        x = x if v <= most else np.float32(0)  # false for not-a-number too
+        x = x if x > np.float32(0) else np.float32(0)
+        levels[k] = np.uint8(np.int32(x if x < np.float32(255) else np.float32(255)))
 
 
 @jit
 def quantise(maps, out, lo, hi):  # type: ignore[no-untyped-def]
     """See `Backend.quantise`."""
+    none, size = np.uint64(0), np.uint64(out[0].size)
     for i in range(lo, hi):
         values, levels = maps[i].reshape(-1), out[i].reshape(-1)
-        (least, most), plain = _finite_range(values.view(np.int32))
-        if not least < most:
-            levels[:] = 0
-            continue
-        scale = np.float32(256) / (most - least)
-        if plain and scale < np.float32(np.inf):
-            for k in range(np.uint64(values.shape[0])):
-                x = (values[k] - least) * scale
-                levels[k] = np.uint8(np.int32(x if x < np.float32(255) else np.float32(255)))
-            continue
-        for k in range(np.uint64(values.shape[0])):
-            v = values[k]
-            x = (v - least) * scale
-            x = x if v <= most else np.float32(0)  # false for not-a-number too
-            x = x if x > np.float32(0) else np.float32(0)
-            levels[k] = np.uint8(np.int32(x if x < np.float32(255) else np.float32(255)))
+        low, high = _bit_range(values.view(np.int32), none, size, _MOST, _LEAST)
+        least, scale, plain = _plain(low, high)
+        if plain:
+            _quantise_plain(values, none, size, least, scale, levels)
+        else:
+            _quantise_any(values, levels)
 
 
 @jit
-def _count(levels, counts):  # type: ignore[no-untyped-def]
-    """counts[0] (256,) = how often each level occurs; counts: (8, 256) int32.
+def _count_word(word, counts):  # type: ignore[no-untyped-def]
+    """Count eight levels, which are a word, in counts (8, 256) int32.
 
     Eight counters: neighbouring pixels are often equal, and adding to one cell twice in a row stalls.
     """
-    counts[:] = 0
-    n = levels.shape[0]
-    low, words = np.uint64(255), levels[: n // 8 * 8].view(np.uint64)
-    for i in range(np.uint64(words.shape[0])):
-        word = words[i]
-        counts[0, word & low] += 1
-        counts[1, (word >> np.uint64(8)) & low] += 1
-        counts[2, (word >> np.uint64(16)) & low] += 1
-        counts[3, (word >> np.uint64(24)) & low] += 1
-        counts[4, (word >> np.uint64(32)) & low] += 1
-        counts[5, (word >> np.uint64(40)) & low] += 1
-        counts[6, (word >> np.uint64(48)) & low] += 1
-        counts[7, word >> np.uint64(56)] += 1
-    for i in range(n // 8 * 8, n):
+    low = np.uint64(255)
+    counts[0, word & low] += 1
+    counts[1, (word >> np.uint64(8)) & low] += 1
+    counts[2, (word >> np.uint64(16)) & low] += 1
+    counts[3, (word >> np.uint64(24)) & low] += 1
+    counts[4, (word >> np.uint64(32)) & low] += 1
+    counts[5, (word >> np.uint64(40)) & low] += 1
+    counts[6, (word >> np.uint64(48)) & low] += 1
+    counts[7, word >> np.uint64(56)] += 1
+
+
+@jit
+def _words(levels):  # type: ignore[no-untyped-def]
+    """Levels in words of eight; a rest is left out."""
+    return levels[: levels.shape[0] // 8 * 8].view(np.uint64)
+
+
+@jit
+def _total(levels, counts):  # type: ignore[no-untyped-def]
+    """counts[0] becomes how often each level occurs: the sum of the eight counters and the rest beside the words."""
+    for i in range(levels.shape[0] // 8 * 8, levels.shape[0]):
         counts[0, levels[i]] += 1
     for k in range(1, 8):
         for v in range(256):
             counts[0, v] += counts[k, v]
+
+
+@jit
+def _count(levels, counts):  # type: ignore[no-untyped-def]
+    """counts[0] = how often each level occurs."""
+    counts[:] = 0
+    words = _words(levels)
+    for k in range(np.uint64(words.shape[0])):
+        _count_word(words[k], counts)
+    _total(levels, counts)
+
+
+@jit
+def _quantise_count(values, least, scale, levels, counts, pattern):  # type: ignore[no-untyped-def]
+    """`_quantise_plain`, `_count`, and `_bit_range` of a pattern of the same size, block by block.
+
+    Counting waits for the store of a counter, one a cycle; the processor does the rest, and fetches, meanwhile.
+    """
+    counts[:] = 0
+    words, size, eight = _words(levels), np.uint64(values.shape[0]), np.uint64(8)
+    full, low, high = size // _BLOCK * _BLOCK, _MOST, _LEAST
+    ahead = np.uint64(pattern.ctypes.data) + _AHEAD
+    for first in range(np.uint64(0), full, _BLOCK):
+        _quantise_plain(values, first, _BLOCK, least, scale, levels)
+        low, high = _bit_range(pattern, first, _BLOCK, low, high)
+        for k in range(first // eight, (first + _BLOCK) // eight):
+            _count_word(words[k], counts)
+            prefetch(ahead + np.uint64(32) * k)
+    _quantise_plain(values, full, size - full, least, scale, levels)
+    for k in range(full // eight, size // eight):
+        _count_word(words[k], counts)
+    _total(levels, counts)
+    return _bit_range(pattern, full, size - full, low, high)
+
+
+@jit
+def quantise_otsu(maps, middle, levels, out, lo, hi):  # type: ignore[no-untyped-def]
+    """See `Backend.quantise_otsu`.  While a map is worked on, the range of the next one is found."""
+    counts, none, size = np.empty((8, 256), np.int32), np.uint64(0), np.uint64(levels[0].size)
+    low, high = _bit_range(maps[lo].reshape(-1).view(np.int32), none, size, _MOST, _LEAST)
+    for i in range(lo, hi):
+        values, made = maps[i].reshape(-1), levels[i].reshape(-1)
+        following = maps[min(i + 1, hi - 1)].reshape(-1).view(np.int32)
+        least, scale, plain = _plain(low, high)
+        if plain:
+            low, high = _quantise_count(values, least, scale, made, counts, following)
+        else:
+            _quantise_any(values, made)
+            _count(made, counts)
+            low, high = _bit_range(following, none, size, _MOST, _LEAST)
+        out[i] = _threshold(counts[0], middle)
 
 
 @jit
@@ -193,10 +278,10 @@ def distances(maps, others, out, lo, hi):  # type: ignore[no-untyped-def]
     The order of a sum is the same for all pairs.
     """
     count, size = others.shape
-    turned, own = np.zeros((_BLOCK, count), np.float64), np.zeros(_BLOCK, np.float64)
+    turned, own = np.zeros((_PLACES, count), np.float64), np.zeros(_PLACES, np.float64)
     out[lo:hi] = 0
-    for start in range(0, size, _BLOCK):
-        n = min(_BLOCK, size - start)
+    for start in range(0, size, _PLACES):
+        n = min(_PLACES, size - start)
         turned[n:], own[n:] = 0, 0  # beyond the end nothing differs
         for j in range(count):
             for k in range(n):
@@ -204,5 +289,5 @@ def distances(maps, others, out, lo, hi):  # type: ignore[no-untyped-def]
         for i in range(lo, hi):
             for k in range(n):
                 own[k] = maps[i, start + k]
-            for k in range(0, _BLOCK, 8):
+            for k in range(0, _PLACES, 8):
                 _add_squares(own[k : k + 8], turned[k : k + 8], out[i])

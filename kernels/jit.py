@@ -16,6 +16,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 import platformdirs
+from llvmlite import ir
 from numba import types as nb
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
@@ -109,6 +110,20 @@ def fma(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
         return builder.fma(*arguments)
 
     return nb.float32(nb.float32, nb.float32, nb.float32), emit
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_context: Any, _address: Any) -> Any:
+    """Ask for the memory at an address, uint64, which need not be one; LLVM: to read, for the second cache, data."""
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        word, place = ir.IntType(32), builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [place.type, word, word, word])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        builder.call(ask, [place, word(0), word(2), word(1)])
+        return context.get_dummy_value()
+
+    return nb.none(nb.uint64), emit
 
 
 def compile_module(module: types.ModuleType) -> types.SimpleNamespace:

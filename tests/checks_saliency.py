@@ -118,6 +118,20 @@ def check_otsu(backend: Backend, middle: bool, levels: Array) -> None:
     np.testing.assert_array_equal(made, [(first + last) // 2 if middle else first for first, last in found])
 
 
+def check_quantise_otsu(backend: Backend, size: tuple[int, int]) -> None:
+    """Values of 256 steps are their own levels: plain maps beside others, whose ranges cannot be found ahead."""
+    levels = np.concatenate([few_levels(4, size), np.random.default_rng(8).integers(0, 256, (5, *size), np.uint8)])
+    levels[:, 0, 0], levels[:, -1, -1] = 0, 255
+    maps = levels.astype(np.float32)
+    maps[1::3] -= 100
+    maps[2].flat[1:-1], maps[4] = np.nan, 3
+    levels[2].flat[1:-1], levels[4] = 0, 0
+    outs = np.full(levels.shape, 77, np.uint8), np.full(len(levels), 77, np.int32)
+    made, thresholds = run(backend, "quantise_otsu", (maps, False), *outs)
+    np.testing.assert_array_equal(made, levels)
+    np.testing.assert_array_equal(thresholds, [otsu_by_fractions(each)[0] for each in levels])
+
+
 def check_join(backend: Backend, union: bool, size: tuple[int, int]) -> None:
     levels = np.random.default_rng(4).integers(0, 256, (4, *size), dtype=np.uint8)
     levels[:, 0, 0], thresholds, partner = 100, np.array([100, 99, 255, 0], np.int32), np.array([1, 0, 3, 3])

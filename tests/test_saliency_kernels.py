@@ -14,6 +14,7 @@ from checks_saliency import (
     check_join,
     check_otsu,
     check_quantise,
+    check_quantise_otsu,
     check_residual,
     check_share,
     check_windows,
@@ -181,6 +182,11 @@ def test_backends_quantise_to_the_bit(cpu: Backend) -> None:
         maps[5] = maps[5] * np.float32(1e-3) + 1000
         made = [run(b, "quantise", (maps,), np.full(maps.shape, 77, np.uint8)) for b in (cpu, reference)]
         np.testing.assert_array_equal(*made)
+
+
+@pytest.mark.parametrize("size", [(1, 2), (1, 7), (2, 4), (16, 16), (17, 31), (37, 29), (224, 224)])
+def test_quantise_and_otsu_at_once(backend: Backend, size: tuple[int, int]) -> None:
+    check_quantise_otsu(backend, size)
 
 
 def level_maps(kind: str, size: tuple[int, int]) -> Any:

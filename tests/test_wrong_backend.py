@@ -27,6 +27,7 @@ from checks_saliency import (
     check_join,
     check_otsu,
     check_quantise,
+    check_quantise_otsu,
     check_residual,
     check_share,
     check_windows,
@@ -123,6 +124,11 @@ def _otsu_last_of_ties(levels: Any, middle: bool, out: Any, lo: int, hi: int) ->
     for i in range(lo, hi):
         lower = levels[i][levels[i] <= 254 - out[i]]
         out[i] = lower.max() if lower.size else 255
+
+
+def _otsu_of_the_row_before(maps: Any, middle: bool, levels: Any, out: Any, lo: int, hi: int) -> None:
+    reference.quantise_otsu(maps, middle, levels, out, lo, hi)
+    out[lo + 1 : hi] = out[lo : hi - 1].copy()
 
 
 def _join_at_thresholds(levels: Any, thresholds: Any, *rest: Any) -> None:
@@ -227,6 +233,10 @@ FAULTS: dict[str, tuple[Backend, Callable[[Backend], None]]] = {
     "otsu takes the last of ties": (
         wrong(otsu=_otsu_last_of_ties),
         lambda b: check_otsu(b, False, few_levels(60, (6, 6))),
+    ),
+    "threshold of another map": (
+        wrong(quantise_otsu=_otsu_of_the_row_before),
+        lambda b: check_quantise_otsu(b, (37, 29)),
     ),
     "mask at its threshold": (wrong(join_masks=_join_at_thresholds), lambda b: check_join(b, True, (5, 3))),
     "areas of masks swapped": (wrong(join_masks=_join_swaps_areas), lambda b: check_join(b, True, (5, 3))),
