@@ -10,6 +10,7 @@ PHOTOS = ["scikit-image", "scikit-learn"]
 TENSORBOARD = ["tensorboard"]
 DIFFUSION = ["accelerate", "diffusers", "peft", "pyarrow", "safetensors", "torch", "transformers"]
 RAY = ["pyarrow", "ray[data]"]
+GPU = ["cupy-cuda13x", "numba-cuda[cu13]", "torch"]
 
 setup(
     name="fastmix",
@@ -29,7 +30,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["fastmix", "fastmix.*"]),
-    package_data={"fastmix": ["py.typed"]},
+    package_data={"fastmix": ["py.typed"], "fastmix.kernels": ["cuda/*.cu"]},
     python_requires=">=3.11",
     install_requires=["numpy>=2.0,<2.6", "numba>=0.61", "pillow", "platformdirs", "simplejpeg", "tqdm"],
     extras_require={
@@ -39,12 +40,14 @@ setup(
         "examples": TORCH + PLOT + TENSORBOARD,
         "diffusion": DIFFUSION,
         "ray": RAY,
+        "gpu": GPU,
         "test": [
             *PLOT,
             *PHOTOS,
             *TENSORBOARD,
             *DIFFUSION,
             *RAY,
+            *GPU,
             "codespell",
             "grad-cam",
             "hypothesis",

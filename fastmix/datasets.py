@@ -107,6 +107,8 @@ class ArrayDataset:
     """
 
     def __init__(self, images: Any, labels: Any, classes: list[str] | None = None):
+        if hasattr(images, "__cuda_array_interface__"):
+            raise TypeError(f"images are a {type(images).__name__} on a GPU, expected a NumPy array: CPUs cut crops")
         batch = Batch.of(images, labels)
         self.images, self.targets, self.classes = batch.images, batch.targets.a, classes
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import U8, Mode, Source, Where, backend_for
+from .kernels import Mode, Source, Where, backend_for
 from .types import Batch, Key, Method, Params, Pool, Targets
 
 
 def mix(method: Method, batch: Batch, key: Key) -> Batch:
     """Mix `batch` as `method` draws it under `key`; the batch itself is not changed.
+
+    The pictures are mixed where they are, and come back as what they were: a NumPy array, a CUDA tensor (on torch's
+    current stream) or a CuPy array (on CuPy's).
 
     Raises TypeError for anything but a Batch and a Key, and ValueError if the labels of `batch` are mixed already and
     would have to be mixed again.
@@ -22,16 +26,23 @@ def mix(method: Method, batch: Batch, key: Key) -> Batch:
             f"batch is a {type(batch).__name__} and key a {type(key).__name__}, expected Batch.of(images, labels) and "
             "Key(seed, epoch)"
         )
-    batch = replace(batch, images=np.ascontiguousarray(batch.images))
+    if isinstance(batch.images, np.ndarray):
+        batch = replace(batch, images=np.ascontiguousarray(batch.images))
     params = method.draw(key, batch)
-    return apply(batch, params, getattr(method, "pool", None), np.empty_like(batch.images))
+    return apply(batch, params, getattr(method, "pool", None), _empty_like(batch.images))
 
 
-def apply(batch: Batch, params: Params, pool: Pool | None, out: U8) -> Batch:
-    """Run the programs of `params` into `out` (N, H, W, 3) uint8 and merge the targets; holds no chance.
+def _empty_like(images: Any) -> Any:
+    """New memory of the same kind; NumPy's function makes CuPy's arrays, too."""
+    return images.new_empty(images.shape) if hasattr(images, "new_empty") else np.empty_like(images)
 
-    Label b is the partner's label, and w the realised share of the own one.  Maps are dropped: they belong to the
-    unmixed pictures.  Raises ValueError if the labels of `batch` are mixed already and would have to be mixed again.
+
+def apply(batch: Batch, params: Params, pool: Pool | None, out: Any) -> Batch:
+    """Run the programs of `params` into `out` and merge the targets; holds no chance.
+
+    out: (N, H, W, 3) uint8, where the pictures are.  Label b is the partner's label, and w the realised share of the
+    own one.  Maps are dropped: they belong to the unmixed pictures.  Raises ValueError if the labels of `batch` are
+    mixed already and would have to be mixed again.
     """
     pictures = np.empty((0, *batch.images.shape[1:]), np.uint8) if pool is None else pool.images
     check_params(params, batch.images.shape, pictures.shape)

@@ -45,6 +45,9 @@ class Targets:
     @classmethod
     def of(cls, ids: Any, labels: Any) -> Targets:
         """Unmixed targets.  Raises ValueError for labels that are not (N,) integers or (N, C) numbers in [0, 1]."""
+        for name, given in (("ids", ids), ("labels", labels)):
+            if hasattr(given, "__cuda_array_interface__"):
+                raise TypeError(f"{name} are on a GPU, expected a NumPy array or CPU tensor: pass {name}.cpu()")
         ids = np.ascontiguousarray(ids, np.int64)
         labels = np.asarray(labels)
         if labels.ndim not in (1, 2) or len(labels) != len(ids):
@@ -88,10 +91,10 @@ def check_range(labels: NDArray[Any], num_classes: int) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """images: (N, H, W, 3) uint8 RGB.  maps: (N, h, w) float32, what a model looks at in them, or None.
+    """images: (N, H, W, 3) uint8 RGB, NumPy's, or torch's or CuPy's on a GPU.  maps: (N, h, w) float32 or None.
 
-    A map has h x w cells of equal size, whatever the picture's; the larger a value, the more the model looks there, and
-    NaN is unknown.  Only ratios inside a map count, so any scale will do.
+    A map is what a model looks at: h x w cells of equal size, whatever the picture's; the larger a value, the more it
+    looks there, and NaN is unknown.  Only ratios inside a map count, so any scale will do.
     """
 
     images: NDArray[np.uint8]
@@ -100,17 +103,26 @@ class Batch:
 
     @classmethod
     def of(cls, images: Any, labels: Any, ids: Any = None) -> Batch:
-        """A checked batch; ids default to 0..N-1.  Raises TypeError or ValueError that names the array and the fix."""
-        images = np.asarray(images)
-        if images.dtype != np.uint8:
+        """A checked batch; ids default to 0..N-1.  CUDA tensors and CuPy arrays of pictures stay where they are.
+
+        Raises TypeError or ValueError that names the array and the fix.
+        """
+        about = getattr(images, "__cuda_array_interface__", None)
+        images = np.asarray(images) if about is None else images
+        dtype = images.dtype if about is None else np.dtype(about["typestr"])
+        if dtype != np.uint8:
             raise TypeError(
-                f"images are {images.dtype}, expected uint8 in 0..255: mix before normalising, so remove ToTensor(), "
+                f"images are {dtype}, expected uint8 in 0..255: mix before normalising, so remove ToTensor(), "
                 "Normalize() and the like"
             )
         if images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape[1:]:
-            raise ValueError(f"images have shape {images.shape}, expected (N, H, W, 3) with H, W >= 1")
+            raise ValueError(f"images have shape {tuple(images.shape)}, expected (N, H, W, 3) with H, W >= 1")
+        if about is not None and about.get("strides") is not None:
+            raise ValueError(
+                "images on a GPU are not contiguous, expected (N, H, W, 3) in memory: pass a contiguous copy"
+            )
         ids = np.arange(len(images)) if ids is None else ids
-        return cls(np.ascontiguousarray(images), Targets.of(ids, labels))
+        return cls(images if about is not None else np.ascontiguousarray(images), Targets.of(ids, labels))
 
 
 @dataclass(frozen=True)

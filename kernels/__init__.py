@@ -11,6 +11,7 @@ Pictures are ``uint8`` RGB, N x H x W x 3, C-contiguous.  Every kernel takes a s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
@@ -210,9 +211,18 @@ class Backend(Protocol):
 
 
 def backend_for(array: object) -> Backend:
-    """The backend that works where `array` lives.  NumPy arrays: the Numba one, loaded (and compiled) on first use."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"no backend for {type(array).__name__}: pass a NumPy array")
-    from . import cpu
+    """The backend that works where `array` lives, loaded (and compiled) on first use.
 
-    return cast(Backend, cpu)
+    NumPy arrays: Numba's.  CUDA tensors of torch, CuPy arrays and others with `__cuda_array_interface__`: the GPU's.
+    Raises TypeError for anything else, ModuleNotFoundError where what a GPU needs is not installed.
+    """
+    if isinstance(array, np.ndarray):
+        from . import cpu
+
+        return cast(Backend, cpu)
+    if not hasattr(array, "__cuda_array_interface__"):
+        raise TypeError(f"no backend for {type(array).__name__}: pass a NumPy array, a CUDA tensor or a CuPy array")
+    from . import cuda
+
+    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    return cast(Backend, cuda.backend(torch if torch is not None and isinstance(array, torch.Tensor) else None))

@@ -8,15 +8,29 @@ from importlib import import_module
 from typing import cast
 
 import pytest
+from cuda_real import has_gpu
 from loading import threads
 
 from fastmix.kernels import Backend
 
 
-@pytest.fixture(params=["reference", "cpu"])
+def _named(name: str) -> Backend:
+    """A backend, imported when it is first asked for; "cuda" are the GPU's kernels on a CPU, "gpu" on a GPU."""
+    if name in ("cuda", "gpu"):
+        return cast(Backend, import_module("cuda_host" if name == "cuda" else "cuda_real").backend())
+    return cast(Backend, import_module(f"fastmix.kernels.{name}"))
+
+
+@pytest.fixture(params=["reference", "cpu", "cuda", pytest.param("gpu", marks=pytest.mark.gpu)][: 3 + has_gpu()])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Every backend in turn, imported when it is first asked for."""
-    return cast(Backend, import_module(f"fastmix.kernels.{request.param}"))
+    """Every backend in turn; the GPU only where there is one, for it would be hundreds of skipped tests."""
+    return _named(request.param)
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def host_backend(request: pytest.FixtureRequest) -> Backend:
+    """Those that make maps of pictures, and fractals, which the GPU does not."""
+    return _named(request.param)
 
 
 @pytest.fixture

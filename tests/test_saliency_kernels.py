@@ -49,14 +49,14 @@ INF, NAN = np.inf, np.nan
         ((300, 2), (1, 2)),
     ],
 )
-def test_residual_is_the_published_one(backend: Backend, pixels: tuple[int, int], size: tuple[int, int]) -> None:
-    check_residual(backend, pixels, size)
+def test_residual_is_the_published_one(host_backend: Backend, pixels: tuple[int, int], size: tuple[int, int]) -> None:
+    check_residual(host_backend, pixels, size)
 
 
 @pytest.mark.parametrize("name", ["astronaut", "chelsea", "coffee"])
-def test_residual_of_a_photograph(backend: Backend, name: str) -> None:
+def test_residual_of_a_photograph(host_backend: Backend, name: str) -> None:
     image = np.ascontiguousarray(getattr(data, name)()[:, :397])
-    made = residual(backend, image[None], (64, 64))[0]
+    made = residual(host_backend, image[None], (64, 64))[0]
     np.testing.assert_allclose(made, published_residual(image, (64, 64)), rtol=0, atol=1e-3)
     assert made.min() == 0 and made.max() == 1
 
@@ -75,28 +75,28 @@ def test_backends_agree_on_a_residual(cpu: Backend) -> None:
 
 
 @pytest.mark.parametrize("colour", [(0, 0, 0), (255, 255, 255), (1, 2, 3), (37, 200, 91)])
-def test_a_plain_picture_has_no_residual(backend: Backend, colour: tuple[int, int, int]) -> None:
+def test_a_plain_picture_has_no_residual(host_backend: Backend, colour: tuple[int, int, int]) -> None:
     """Also where cells span different numbers of pixels."""
     images = np.full((1, 50, 47, 3), colour, np.uint8)
-    assert not residual(backend, images, (16, 13)).any()
-    assert not residual(backend, images, (1, 1)).any()
+    assert not residual(host_backend, images, (16, 13)).any()
+    assert not residual(host_backend, images, (1, 1)).any()
 
 
-def test_a_residual_does_not_depend_on_brightness(backend: Backend) -> None:
+def test_a_residual_does_not_depend_on_brightness(host_backend: Backend) -> None:
     dark = np.random.default_rng(0).integers(0, 52, (1, 64, 64, 3), dtype=np.uint8)
     np.testing.assert_allclose(
-        residual(backend, dark * np.uint8(5), (32, 32)), residual(backend, dark, (32, 32)), rtol=0, atol=1e-6
+        residual(host_backend, dark * np.uint8(5), (32, 32)), residual(host_backend, dark, (32, 32)), rtol=0, atol=1e-6
     )
 
 
-def test_a_residual_moves_with_the_picture(backend: Backend) -> None:
+def test_a_residual_moves_with_the_picture(host_backend: Backend) -> None:
     """By whole cells, round the edges; four cells from an edge the blur sees beyond it.
 
     Least and most are those of all cells, so that only ratios of differences are comparable.
     """
     image = picture(3, (66, 60))
     moved = np.roll(image, (8 * 3, 5 * 2), (0, 1))
-    first, second = residual(backend, np.stack([image, moved]), (22, 30)).astype(np.float64)
+    first, second = residual(host_backend, np.stack([image, moved]), (22, 30)).astype(np.float64)
     inner = np.zeros((22, 30), bool)
     inner[4:-4, 4:-4] = True
     both = inner & np.roll(inner, (8, 5), (0, 1))
@@ -106,11 +106,11 @@ def test_a_residual_moves_with_the_picture(backend: Backend) -> None:
     np.testing.assert_allclose(slope * first + offset, second[both], rtol=0, atol=1e-5)
 
 
-def test_a_lone_spot_stands_out(backend: Backend) -> None:
+def test_a_lone_spot_stands_out(host_backend: Backend) -> None:
     """The least contrast that there is, one level of blue in one pixel, in a large picture."""
     images = np.full((1, 640, 640, 3), 200, np.uint8)
     images[0, 405, 205, 2] = 201
-    made = residual(backend, images, (64, 64))[0]
+    made = residual(host_backend, images, (64, 64))[0]
     assert made[40, 20] == 1
     assert (made > 0.5).sum() == 69  # cells at distances up to 4.7, where a Gaussian of sigma 4 is half of its peak
 
