@@ -92,15 +92,17 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return table.to_pylist(), about
 
 
-def read_made(path: str | Path, columns: Sequence[str]) -> tuple[Any, dict[str, Any], Path]:
+def read_made(path: str | Path, columns: Sequence[str]) -> tuple[Any, Any, dict[str, Any], Path]:
     """Some columns of the records that have a picture, as a pyarrow Table, for sets whose rows would fill the memory.
 
-    path: as for `read_manifest`.  Also returned are what is said about the set, and the folder of its paths.
+    path: as for `read_manifest`.  Also returned are the same columns of all records, what is said about the set, and
+    the folder of its paths.
     """
     file = _file(path)
     table, about = _read(file, [*columns, "status"])
-    made = table.filter(pa.compute.equal(table["status"], MADE))
-    return made.drop_columns("status").combine_chunks(), about, file.parent
+    _check_classes(file, about)
+    made = table.filter(pa.compute.equal(table["status"], MADE)).combine_chunks()
+    return made.drop_columns("status"), table.drop_columns("status"), about, file.parent
 
 
 def _read(path: Path, columns: Sequence[str] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -109,7 +111,7 @@ def _read(path: Path, columns: Sequence[str] | None = None) -> tuple[Any, dict[s
         table = pq.read_table(path, columns=[name for name in columns or names if name in names])
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"cannot read {path}: {error}; expected a Parquet file that `fastmix refine` wrote") from error
-    about = json.loads((table.schema.metadata or {}).get(_ABOUT, b"{}"))
+    about = _about(path, (table.schema.metadata or {}).get(_ABOUT, b"{}"))
     version = about.pop("version", None)
     if version != VERSION:
         raise ValueError(
@@ -121,13 +123,38 @@ def _read(path: Path, columns: Sequence[str] | None = None) -> tuple[Any, dict[s
     return table, about
 
 
+def _about(path: Path, text: bytes) -> dict[str, Any]:
+    """What is said about a set.  Raises ValueError if that is damaged."""
+    try:
+        about = json.loads(text)
+    except ValueError as error:  # also of bytes that are no text
+        about = error
+    if not isinstance(about, dict):
+        raise ValueError(
+            f"{path} says {str(about)[:80]!r} about itself, expected a JSON object: copy it again, or make the set "
+            "anew with `fastmix refine`"
+        )
+    return about
+
+
+def _check_classes(path: Path, about: dict[str, Any]) -> None:
+    """Raise ValueError unless the names of the classes are told."""
+    names = about.get("classes")
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise ValueError(
+            f"{path} has classes {names!r}, expected their names: make the set anew with `fastmix refine`, or copy "
+            'them with the rows, from the "classes" of `Manifest.about`'
+        )
+
+
 def read_manifest(path: str | Path) -> Manifest:
     """The manifest of a folder that `fastmix refine` has finished, or such a file itself.
 
-    Raises FileNotFoundError where there is none, and ValueError as `read_rows` does.
+    Raises FileNotFoundError where there is none, and ValueError as `read_rows` does, or if it names no classes.
     """
     file = _file(path)
     rows, about = read_rows(file)
+    _check_classes(file, about)
     return Manifest(rows, about, file.parent)
 
 

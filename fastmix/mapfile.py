@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,18 @@ from tqdm import tqdm
 from .datasets import Source, open_source
 from .images import decode, is_tensor
 from .kernels import U8, backend_for
-from .maps import Geometry, seen_in
-from .saliency import spectral_maps
+from .maps import Geometry, in_float16, seen_in
+from .saliency import is_pair, spectral_maps
+from .types import FastmixError
 
 __all__ = ["FileMaps", "MapFile", "content_digest", "whole_pictures"]
 
 F32 = NDArray[np.float32]
 Ids = NDArray[np.int64]
+F16 = NDArray[np.float16]
+ON_ERROR = ("raise", "skip")
 _UNKNOWN, _NONE = -2, -1
+_LISTED = 5  # pictures without a map that a warning names
 
 
 def content_digest(data: bytes | U8) -> bytes:
@@ -32,11 +37,19 @@ def content_digest(data: bytes | U8) -> bytes:
     return hashlib.sha256(f"{data.shape}".encode() + np.ascontiguousarray(data).tobytes()).digest()
 
 
+class Unread(NamedTuple):
+    """A sample that was left out."""
+
+    id: int
+    path: str | None
+    reason: str
+
+
 class MapFile:
     """Maps (h, w) of whole pictures, float16, found by the pictures' content, so that names and order do not matter.
 
     For `DataLoader(maps=MapFile(path))`: crops get their part of their picture's map.  A picture that is not in the
-    file is an error when it is met.
+    file is an error when it is met; one that cannot be read is not met, if the loader has on_error="replace".
 
     path: a .npy file that `make` or `write` wrote.  Raises ValueError or OSError if it is none.
     """
@@ -48,7 +61,8 @@ class MapFile:
         except ValueError as error:
             raise ValueError(f"cannot open the maps {path}: {error}; expected a file of MapFile.make") from error
         kind = self._entries.dtype
-        if self._entries.ndim != 1 or kind.names != ("digest", "map") or kind["map"].ndim != 2:
+        shape = kind["map"].shape if kind.names == ("digest", "map") else ()
+        if self._entries.ndim != 1 or len(shape) != 2 or 0 in shape or kind != _entry(shape):
             raise ValueError(f"{path} holds {kind} {self._entries.shape}, expected a file of MapFile.make")
         self._first = _first_bytes(self._entries["digest"])
 
@@ -86,26 +100,25 @@ class MapFile:
     def write(cls, path: str | Path, digests: Iterable[bytes], maps: Any) -> MapFile:
         """Write maps (N, h, w) of the pictures with these digests, each once; the file appears when it is whole.
 
-        Raises ValueError for numbers that do not match, or that float16 cannot hold.
+        Maps of any scale will do, see `fastmix.maps.in_float16`.  Raises ValueError for anything but numbers of that
+        shape and N digests of 32 bytes, and OSError if the file cannot be written.
         """
-        given, names = np.asarray(maps), [*digests]
-        if given.ndim != 3 or len(given) != len(names) or given.dtype.kind not in "fiu":
-            raise ValueError(f"maps are {given.dtype} {given.shape} for {len(names)} digests, expected (N, h, w)")
-        entries = np.zeros(len(names), np.dtype([("digest", "u1", (32,)), ("map", "<f2", given.shape[1:])]))
-        with np.errstate(over="ignore"):
-            entries["map"] = given
-        if (np.isinf(entries["map"]) & np.isfinite(given)).any():
-            raise ValueError(f"maps run up to {np.nanmax(np.abs(given))}, expected at most 65504: divide them")
-        entries["digest"] = np.frombuffer(b"".join(names), np.uint8).reshape(-1, 32)
+        place, names = _place(path), [*digests]
+        for number, name in enumerate(names):
+            if not isinstance(name, bytes) or len(name) != 32:
+                raise ValueError(f"digest {number} is {name!r:.40}, expected 32 bytes, as content_digest gives")
+        found = _checked(maps, len(names))
+        entries = np.zeros(len(names), _entry(found.shape[1:]))
+        entries["digest"], entries["map"] = np.frombuffer(b"".join(names), np.uint8).reshape(-1, 32), found
         unique = np.unique(entries["digest"], axis=0, return_index=True)[1]  # in the order of the digests
-        part = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
+        part = place.with_name(f".{place.name}.{os.getpid()}")
         try:
             with part.open("wb") as file:
                 np.save(file, entries[unique])
-            part.replace(path)
+            part.replace(place)
         finally:
             part.unlink(missing_ok=True)
-        return cls(path)
+        return cls(place)
 
     @classmethod
     def make(
@@ -116,27 +129,41 @@ class MapFile:
         *,
         size: int | tuple[int, int] = 224,
         batch_size: int = 32,
+        on_error: str = "raise",
         progress: bool = False,
     ) -> MapFile:
         """Make the maps of all pictures of a data set.
 
         dataset: whatever `DataLoader` takes.  maps_of: (images (N, H, W, 3) uint8, ids (N,)) -> maps (N, h, w), an
-        array or tensor, such as Grad-CAM of a trained model; None: `spectral_maps`.  size: pixels, an integer or
-        (H, W), to which whole pictures are resized (antialiased bilinear), whatever their shape.  progress: a bar on
-        stderr.
+        array or tensor of any scale, such as Grad-CAM of a trained model; None: `spectral_maps`.  size: pixels, an
+        integer or (H, W), to which whole pictures are resized (antialiased bilinear), whatever their shape.
+        batch_size: most pictures that `maps_of` is given at once.  progress: a bar on stderr.
+        on_error: "raise" a FastmixError for a picture that cannot be read, or "skip" it, with a warning at the end: it
+        has no map then, nor is it asked for one by a loader with on_error="replace".
+
+        Raises as `write`, and ValueError for other settings and for maps that are not all of one size, as soon as they
+        are made, or if no picture at all can be read.
         """
-        source = open_source(dataset)
+        place, source, sides = _place(path), open_source(dataset), _sides(size)
+        _check_settings(len(source), batch_size, on_error)
         digests: list[bytes] = []
-        found: list[Any] = []
+        found: list[F16] = []
+        bad: list[Unread] = []
         with tqdm(total=len(source), desc="maps", unit="picture", disable=not progress) as bar:
             for low in range(0, len(source), batch_size):
                 ids = np.arange(low, min(low + batch_size, len(source)))
-                images, names = whole_pictures(source, ids, (size, size) if isinstance(size, int) else size)
-                maps: Any = spectral_maps(images) if maps_of is None else maps_of(images, ids)
-                digests += names
-                found.append(np.asarray(maps.detach().cpu().float() if is_tensor(maps) else maps))
+                images, names = whole_pictures(source, ids, sides, bad if on_error == "skip" else None)
                 bar.update(len(ids))
-        return cls.write(path, digests, np.concatenate(found))
+                if not names:
+                    continue
+                good = np.setdiff1d(ids, [each.id for each in bad])
+                digests += names
+                found.append(_checked(spectral_maps(images) if maps_of is None else maps_of(images, good), len(good)))
+                _check_cells(found)
+        if not found:
+            raise ValueError(f"none of the {len(source)} pictures can be read, {bad[0].path}: {bad[0].reason}")
+        _warn(bad)
+        return cls.write(place, digests, np.concatenate(found))
 
 
 class FileMaps:
@@ -167,16 +194,85 @@ class FileMaps:
         return seen_in(self.file.maps(self._rows[numbers]).astype(np.float64), geometry)
 
 
-def whole_pictures(source: Source, ids: Ids, size: tuple[int, int]) -> tuple[U8, list[bytes]]:
-    """(N, H, W, 3) uint8, samples resized to `size` whatever their shape, and their content digests."""
-    images, digests = np.empty((len(ids), *size, 3), np.uint8), []
-    for row, number in enumerate(ids.tolist()):
-        data = source.read(number).data
-        picture = decode(data) if isinstance(data, bytes) else data
+def whole_pictures(
+    source: Source, ids: Ids, size: tuple[int, int], bad: list[Unread] | None = None
+) -> tuple[U8, list[bytes]]:
+    """(N, H, W, 3) uint8, samples resized to `size` whatever their shape, and their content digests.
+
+    bad: where samples that cannot be read are put, which are then left out; None: they are a FastmixError.
+    """
+    images = np.empty((len(ids), *size, 3), np.uint8)
+    digests: list[bytes] = []
+    for number in ids.tolist():
+        data: bytes | U8 | None = None
+        try:
+            data = source.read(number).data
+            picture = decode(data) if isinstance(data, bytes) else data
+        except Exception as error:
+            path, stage = source.path(number), "read" if data is None else "decode"
+            if bad is None:
+                message = f"{error}; mend or remove it, or pass on_error='skip'"
+                raise FastmixError(message, sample_id=number, path=path, stage=stage) from error
+            bad.append(Unread(number, path, str(error)))
+            continue
         box = np.array([[0.0, 0.0, picture.shape[1], picture.shape[0]]])
+        row = len(digests)
         backend_for(picture).crop_resize([picture], box, np.zeros(1, np.bool_), images[row : row + 1], 0, 1)
         digests.append(content_digest(data))
-    return images, digests
+    return images[: len(digests)], digests
+
+
+def _warn(bad: list[Unread]) -> None:
+    if bad:
+        some = "".join(f"\n  {each.id} ({each.path}): {each.reason}" for each in bad[:_LISTED])
+        warnings.warn(f"pictures without a map: {len(bad)}{some}", stacklevel=3)
+
+
+def _checked(maps: Any, count: int) -> F16:
+    """Maps, an array or tensor, as float16.  Raises ValueError for anything but numbers (count, h, w)."""
+    given = np.asarray(maps.detach().cpu().double() if is_tensor(maps) else maps)
+    if given.ndim != 3 or len(given) != count or 0 in given.shape[1:] or given.dtype.kind not in "fiu":
+        raise ValueError(f"maps are {given.dtype} {given.shape}, expected numbers ({count}, h, w), one map a picture")
+    return in_float16(given)
+
+
+def _check_cells(found: list[F16]) -> None:
+    (high, wide), now = found[0].shape[1:], found[-1].shape[1:]
+    if now != (high, wide):
+        raise ValueError(f"maps have {now[0]} x {now[1]} cells, expected {high} x {wide} as those before: resize them")
+
+
+def _check_settings(count: int, batch_size: Any, on_error: Any) -> None:
+    if not is_pair((batch_size, 1)):
+        raise ValueError(f"batch_size is {batch_size!r}, expected an integer >= 1")
+    if on_error not in ON_ERROR:
+        raise ValueError(f"on_error is {on_error!r}, expected one of {ON_ERROR}")
+    if not count:
+        raise ValueError("the data set is empty, expected pictures to make maps of")
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    """Pixels as (H, W), given as an integer or a pair.  Raises ValueError for anything else."""
+    high, wide = size if is_pair(size) else (size, size)
+    if not is_pair((high, wide)):
+        raise ValueError(f"size is {size!r}, expected pixels >= 1: an integer or a pair (height, width)")
+    return int(high), int(wide)
+
+
+def _place(path: str | Path) -> Path:
+    """Where a file will be.  Raises OSError if none can be written there."""
+    place = Path(path)
+    if place.is_dir():
+        raise IsADirectoryError(f"{place} is a folder, expected the name of a .npy file")
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"the folder {place.parent} does not exist: make it, then the maps")
+    if not os.access(place.parent, os.W_OK):
+        raise PermissionError(f"the folder {place.parent} is write-protected, expected one to put {place.name} in")
+    return place
+
+
+def _entry(shape: tuple[int, ...]) -> np.dtype[Any]:
+    return np.dtype([("digest", "u1", (32,)), ("map", "<f2", shape)])
 
 
 def _first_bytes(digests: U8) -> NDArray[np.uint64]:

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from .kernels import Mode, Source, Where
 from .types import Params
 
-__all__ = ["Geometry", "MapBank", "covered_boxes", "hidden_cells", "seen_in"]
+__all__ = ["Geometry", "MapBank", "covered_boxes", "hidden_cells", "in_float16", "seen_in"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Entries = NDArray[Any]
 
+_LOW, _HIGH = -10, 65504  # of a map's largest value: 2^_LOW leaves 14 bits of float16 to those below it
 _TOUCH = 1e-4  # of a cell: a patch that covers less only shares an edge with it, but for rounding
 _SLOTS = 2
 _BOXES = [("box", "<f4", (4,)), ("covered", "<f4", (4,)), ("flip", "?")]
@@ -104,8 +105,9 @@ class MapBank:
     def put(self, ids: Any, maps: Any, geometry: Geometry, epoch: int, view: int = 0) -> None:
         """Keep the maps of crops that were seen in `epoch`.
 
-        ids: (N,) integers.  maps: (N, h, w) numbers in the host's memory; those that are not finite in float16 are
-        unknown, and rows without any other are not kept, so that the map before stays.  geometry: of the maps' crops.
+        ids: (N,) integers.  maps: (N, h, w) numbers in the host's memory, of any scale, see `in_float16`; those that
+        are not finite are unknown, and rows without any other are not kept, so that the map before stays.  geometry:
+        of the maps' crops.
 
         Raises ValueError if ids, maps, geometry, epoch or view do not fit the bank.
         """
@@ -121,8 +123,7 @@ class MapBank:
             raise ValueError(f"view is {view!r}, expected 0..{self.views - 1}: make the bank with more views=")
         _check_epoch(epoch)
         entries = np.zeros(len(numbers), self._entries.dtype)
-        with np.errstate(over="ignore"):
-            entries["map"] = given
+        entries["map"] = in_float16(given)
         entries["map"][~np.isfinite(entries["map"])] = np.nan
         entries["box"], entries["flip"], entries["covered"] = geometry.boxes, geometry.flips, geometry.covered
         entries["written"] = epoch + 1
@@ -244,6 +245,20 @@ def hidden_cells(params: Params, shape: tuple[int, int]) -> NDArray[np.bool_]:
         pixels = np.maximum(np.diff(down), 1)[:, None] * np.maximum(np.diff(across), 1)  # small pictures repeat some
         hidden[row] |= 2 * sums < 255 * mask.shape[2] * pixels
     return hidden
+
+
+def in_float16(maps: NDArray[Any]) -> NDArray[np.float16]:
+    """Maps (N, h, w) of numbers as float16, those whose largest magnitude is below 2^-10 or above 65504 scaled before.
+
+    Each is brought just inside these limits, by a power of two, so that ratios, all that counts in a map, stay as they
+    are.  Values that are not finite have no part in that, and stay.
+    """
+    given = maps if maps.dtype.kind == "f" else maps.astype(np.float64)
+    most = np.abs(np.where(np.isfinite(given), given, 0)).max((1, 2)).astype(np.float64)
+    exponent = np.frexp(most)[1]  # most is 2^(exponent - 1) to 2^exponent
+    small, large = (most > 0) & (most < 2.0**_LOW), most > _HIGH
+    shift = np.where(small, _LOW + 1 - exponent, np.where(large, 15 - exponent, 0))
+    return np.asarray(np.ldexp(given, shift[:, None, None]), np.float16)
 
 
 def seen_in(maps: F64, geometry: Geometry) -> F32:

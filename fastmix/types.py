@@ -107,14 +107,15 @@ class Batch:
 
         Raises TypeError or ValueError that names the array and the fix.
         """
-        about = getattr(images, "__cuda_array_interface__", None)
-        images = np.asarray(images) if about is None else images
-        dtype = images.dtype if about is None else np.dtype(about["typestr"])
-        if dtype != np.uint8:
+        images = images if hasattr(images, "dtype") else np.asarray(images)
+        dtype = str(images.dtype).removeprefix("torch.")
+        if dtype != "uint8":
             raise TypeError(
                 f"images are {dtype}, expected uint8 in 0..255: mix before normalising, so remove ToTensor(), "
                 "Normalize() and the like"
             )
+        about = getattr(images, "__cuda_array_interface__", None)
+        images = np.asarray(images) if about is None else images
         if images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape[1:]:
             raise ValueError(f"images have shape {tuple(images.shape)}, expected (N, H, W, 3) with H, W >= 1")
         if about is not None and about.get("strides") is not None:

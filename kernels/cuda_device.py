@@ -114,12 +114,15 @@ class CupyDevice:
         """See `Device.keep`."""
         if not isinstance(pool, np.ndarray):
             return self.array(pool)
+        if not len(pool):
+            return self.empty(pool.shape, pool.dtype)
         with self._stream():
             key = pool.ctypes.data, pool.shape, _cupy().cuda.Device().id
             if key not in self._kept:
                 made, rows = self.empty(pool.shape, pool.dtype), max(1, _PART // max(pool[:1].nbytes, 1))
                 for low in range(0, len(pool), rows):
                     made[low : low + rows] = self.array(pool[low : low + rows])
+                _cupy().cuda.get_current_stream().synchronize()  # once: whoever takes it later may use another stream
                 self._kept[key] = made
                 weakref.finalize(_owner(pool), self._kept.pop, key, None)
             return self._kept[key]
@@ -135,8 +138,7 @@ class CupyDevice:
 
     def gather(self, body: Callable[..., None], count: int, *args: Any) -> None:
         """See `Device.gather`."""
-        from numba import cuda
-
+        cuda = numba_cuda()
         with self._stream() as stream:
             # Numba would wait for the stream that an array comes from; it is this one.
             given = [cuda.as_cuda_array(a, sync=False) if hasattr(a, _INTERFACE) else a for a in map(self._plain, args)]
@@ -155,9 +157,9 @@ class CupyDevice:
         if torch is None:
             yield cupy.cuda.get_current_stream().ptr
             return
-        stream = torch.cuda.current_stream().cuda_stream
-        with cupy.cuda.Device(torch.cuda.current_device()), cupy.cuda.ExternalStream(stream):
-            yield stream
+        stream = torch.cuda.current_stream()
+        with cupy.cuda.Device(torch.cuda.current_device()), cupy.cuda.Stream.from_external(stream):
+            yield stream.cuda_stream
 
 
 def _owner(array: NDArray[Any]) -> NDArray[Any]:
@@ -176,6 +178,20 @@ def _cupy() -> Any:
 
 
 @cache
+def numba_cuda() -> Any:
+    """The module `numba.cuda`; release 0.30 asks NumPy, as it is loaded, for a name that 2.5 has no longer."""
+    cuda, lacking = import_module("numba.cuda"), "row_stack" not in vars(np)
+    if lacking:
+        vars(np)["row_stack"] = np.vstack
+    try:
+        import_module("numba.cuda.np.arrayobj")
+    finally:
+        if lacking:
+            del vars(np)["row_stack"]
+    return cuda
+
+
+@cache
 def _module() -> Any:
     """The CUDA C++, which CuPy compiles for each device at its first launch, and keeps on disk."""
     return _cupy().RawModule(code=source(), options=OPTIONS)
@@ -184,7 +200,7 @@ def _module() -> Any:
 @cache
 def _gathers() -> Any:
     """The bodies of `gather.py` as kernels."""
-    from numba import cuda
+    cuda = numba_cuda()
 
     def shell(body: Any) -> Any:
         run = cuda.jit(device=True)(body)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import cast
 
+import bare  # noqa: F401  # first: it fills in for packages that the others import
 import pytest
 from cuda_real import has_gpu
 from loading import threads

@@ -14,7 +14,7 @@ from fastmix.datasets import open_source
 from fastmix.offline.finetune import Trainer
 from fastmix.offline.finetuning import Finetuning
 from fastmix.offline.pipelines import load_pipeline
-from fastmix.offline.work import classes_of
+from fastmix.offline.sources import classes_of
 from fastmix.photos import cut_photos
 
 CLASSES = 10
@@ -39,6 +39,6 @@ def new_trainer(settings: Finetuning = TINY, model: str | Path | None = None) ->
 
 
 def contents(folder: str | Path) -> dict[str, bytes]:
-    """All files of a folder, by their names below it."""
-    files = (path for path in Path(folder).rglob("*") if path.is_file())
+    """All files of a folder but for the lock, by their names below it."""
+    files = (path for path in Path(folder).rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

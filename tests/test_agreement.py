@@ -141,7 +141,20 @@ def test_settings_and_shapes_are_checked():
 
 def test_bounds_of_filters_are_read_strictly():
     assert [read_bound(text) for text in ("p>=0.5", "p>=.25", "p>=1", "p>=0.90")] == [0.5, 0.25, 1.0, 0.9]
-    for text in ("", "p>0.5", "p >= 0.5", "p>=", "p>=0", "p>=1.1", "p>=nan", "p>=-0.5", "p>=5e-1", "q>=0.5", "p>=0.5;"):
+    for text in (
+        "",
+        "p>0.5",
+        "p >= 0.5",
+        "p>=",
+        "p>=0",
+        "p>=1.1",
+        "p>=nan",
+        "p>=-0.5",
+        "p>=5e-1",
+        "q>=0.5",
+        "p>=0.5;",
+        "p>=\uff11",
+    ):
         with pytest.raises(ValueError, match=r"expected .p>=NUMBER"):
             read_bound(text)
 

@@ -218,6 +218,11 @@ def test_another_data_set_trains_another_judge(photos, tmp_path, capsys):
     for file in sorted((tmp_path / "data" / "cat").iterdir()):
         with Image.open(file) as picture:
             picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(file)
+    (tmp_path / "same" / "judge.pt").rename(tmp_path / "judge.pt")
+    shutil.rmtree(tmp_path / "same")
+    how = Expansion.da_fusion(multiplier=2, size=64, strengths=(0.5, 0.9))
+    expand(tmp_path / "data", tmp_path / "same", how, Identity(), quiet=True)
+    (tmp_path / "judge.pt").rename(tmp_path / "same" / "judge.pt")
     command(tmp_path / "data", tmp_path / "same", "--epochs", 2, "--most-loss", 1, "--least", 0)
     after = torch.load(tmp_path / "same" / "judge.pt", weights_only=True)
     assert after["about"] != before["about"] and any((after["model"][k] != v).any() for k, v in before["model"].items())
@@ -296,7 +301,7 @@ def test_baselines_refine_what_was_not_mixed(shades, capsys, monkeypatch):
             assert [rows[seed]["prompt"] for seed in seeds] == prompts
             return images[..., ::-1].astype(np.float32) / 255  # red is blue
 
-    monkeypatch.setattr(verdict, "_generator", lambda _options: Spy())
+    monkeypatch.setattr(verdict, "_generator", lambda *_options: Spy())
     known(shades, "--baseline", 12, "--model", "nothing", "--json", "--batch-size", 8)
     (each,) = json.loads(capsys.readouterr().out)["strengths"]
     assert (each["round_trip"]["hits"], each["round_trip"]["n"]) == (12, 12)

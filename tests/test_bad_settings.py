@@ -97,7 +97,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
         ({name: "no"}, f"{name} is 'no', expected one of")
         for name in ("crop", "output", "labels", "on_error", "memory_format")
     ),
-    ({"device": "cuda"}, r"device is 'cuda', expected None or 'cpu': move the batches with .to\(device\)"),
+    ({"device": "mps"}, r"device is 'mps', expected None, 'cpu' or 'cuda'"),
 ]
 
 

@@ -123,8 +123,8 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
         empty=fresh,
         cuda=SimpleNamespace(
             Device=device,
-            ExternalStream=lambda pointer: entered(("stream", pointer)),
-            get_current_stream=lambda: SimpleNamespace(ptr=11),
+            Stream=SimpleNamespace(from_external=lambda stream: entered(("stream", stream.cuda_stream))),
+            get_current_stream=lambda: SimpleNamespace(ptr=11, synchronize=lambda: LOG.append("wait")),
         ),
     )
     monkeypatch.setattr(cuda_device, "_cupy", lambda: made)
@@ -186,6 +186,7 @@ def test_memory_is_cleared_and_pools_are_sent_once() -> None:
     pool = np.arange(4 * 5 * 6 * 3, dtype=np.uint8).reshape(4, 5, 6, 3)
     kept = device.keep(pool[:])
     np.testing.assert_array_equal(kept.memory, pool)
+    assert LOG.index("wait") > LOG.index("copy")
     LOG.clear()
     assert device.keep(pool[:]) is kept and "copy" not in LOG
     assert len(device._kept) == 1

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from checks import picture
 from PIL import Image
-from simulated import CASES, SMALL, check, shells, table_case, warp_case
+from simulated import CASES, SMALL, check, table_case, warp_case
 
 from fastmix.kernels import gather
+from fastmix.kernels.cuda_device import _gathers, numba_cuda
 from fastmix.rng import Key
 
 ROOT = Path(__file__).parents[1]
@@ -122,6 +123,7 @@ def test_distances_of_equal_squares_do_not_drift(bodies: SimpleNamespace) -> Non
 
 def simulate(**variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")} | variables
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     program = [sys.executable, str(ROOT / "tests" / "simulated.py")]
     return subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True)
 
@@ -144,10 +146,9 @@ def test_the_simulator_is_asked_for() -> None:
 @pytest.fixture(params=[(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
 def ptx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The code of every kernel.  No GPU is needed, but device functions ask which one there is."""
-    pytest.importorskip("numba_cuda")
-    from numba import cuda
+    cuda = numba_cuda()
     from numba import types as nb
-    from numba.cuda import dispatcher, libdevice
+    from numba.cuda import dispatcher
 
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=request.param))
     u8, i32, i64, u64 = nb.uint8[::1], nb.int32[::1], nb.int64[::1], nb.uint64
@@ -158,7 +159,7 @@ def ptx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict
         "table": (u8, u8, nb.int64, u8),
         "distances": (f32, f32, f64),
     }
-    made = vars(shells(libdevice.dmul_rn))
+    made = {name: kernel.py_func for name, kernel in vars(_gathers()).items()}
     taken = {name: nb.void(nb.Tuple(values)) for name, values in signatures.items()}
     return {name: cuda.compile_ptx(made[name], taken[name], cc=request.param)[0] for name in CASES} | {
         "target": "sm_{}{}".format(*request.param)

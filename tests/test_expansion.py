@@ -16,7 +16,7 @@ from fastmix.offline import command, finetuning
 from fastmix.offline.composing import aim, composite, finished, fitting, joint_mask, picture_of, resized
 from fastmix.offline.expansion import PRESETS, Expansion, check_apart, executed_steps
 from fastmix.offline.records import candidates_of, decided, fractal_of, is_beside, prompts_of
-from fastmix.offline.work import classes_of
+from fastmix.offline.sources import classes_of
 from fastmix.photos import cut_patches
 
 HASHES = {"model": "m", "adapter": None, "tokens": "t"}

@@ -13,13 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from teaching import CLASSES, TINY, contents, new_trainer, photos
 from tinysd import WIDTH, tiny
 
 from fastmix.datasets import open_source
+from fastmix.offline import finetune as teacher
 from fastmix.offline.finetune import CHECKPOINT, Trainer, finetune
 from fastmix.offline.finetuning import Finetuning, add_arguments, run
+from fastmix.offline.folder import write
 from fastmix.offline.generator import FINETUNED, Adapted, Generator
 from fastmix.offline.pipelines import load_pipeline
 
@@ -107,14 +109,14 @@ def test_a_resumed_run_equals_an_undisturbed_one(finished, tmp_path, monkeypatch
 def test_a_run_that_was_stopped_while_it_wrote_its_result(finished, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
-    def save(tensors, file, **more):
-        if Path(file).name == "0005.safetensors":
-            Path(file).write_bytes(b"half")
+    def put(path, data):
+        if path.name == "0005.safetensors":
+            path.with_name(f".{path.name}.1").write_bytes(b"half")
             raise Stop
-        save_file(tensors, file, **more)
+        write(path, data)
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr("safetensors.torch.save_file", save)
+        patch.setattr(teacher, "write", put)
         finetune(open_source(photos()), out, TINY, tiny())
     assert finetune(open_source(photos()), out, TINY, tiny()) == []
     assert contents(out) == contents(finished[0])
@@ -177,7 +179,7 @@ def test_what_a_folder_was_begun_with(finished, tmp_path, monkeypatch):
     source, out = open_source(photos()), tmp_path / "out"
     stopped(out, TINY, 3, monkeypatch)
     for folder in (out, finished[0]):
-        with pytest.raises(ValueError, match="was begun with rank 2, not 3: give the same, or name a new folder"):
+        with pytest.raises(ValueError, match="was begun with rank = 2, and now it is 3: go on with the same, or name"):
             finetune(source, folder, replace(TINY, rank=3), tiny())
         with pytest.raises(ValueError, match="was begun with model_hash"):
             finetune(source, folder, TINY, tiny(1))

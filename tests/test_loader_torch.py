@@ -151,7 +151,7 @@ SMALL = Pool(np.zeros((2, 16, 16, 3), np.uint8))
         ({"memory_format": torch.preserve_format}, ValueError, "memory_format is torch.preserve_format"),
         ({"labels": "hard"}, ValueError, "labels is 'hard', expected one of"),
         ({"on_error": "skip"}, ValueError, "on_error is 'skip', expected one of"),
-        ({"device": "cuda"}, ValueError, "device is 'cuda', expected None or 'cpu'"),
+        ({"device": "mps"}, ValueError, "device is 'mps', expected None, 'cpu' or 'cuda'"),
         ({"views": 4}, ValueError, "views is 4, expected 1, 2 or 3"),
         ({"views": 3}, ValueError, "views is 3 and mix is None, expected a method that keeps labels"),
         ({"views": 3, "mix": fastmix.MixUp()}, ValueError, "views is 3 and mix is MixUp"),

@@ -221,7 +221,7 @@ def test_writes_of_this_epoch_do_not_show_while_others_read() -> None:
 
 
 def test_numbers_that_are_not_finite_are_unknown() -> None:
-    bank, maps = MapBank(2, (1, 4)), np.array([[[0.5, np.nan, np.inf, 1e6]], [[np.nan, np.nan, -np.inf, 1e6]]])
+    bank, maps = MapBank(2, (1, 4)), np.array([[[0.5, np.nan, np.inf, -np.inf]], [[np.nan, np.nan, -np.inf, np.inf]]])
     put(bank, [1], 0.125, 0)
     bank.put([0, 1], maps, Geometry.whole(2), 1)
     expected = [[[0.5, np.nan, np.nan, np.nan]], [[0.125] * 4]]  # nothing to keep, so the map before stays

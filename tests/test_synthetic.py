@@ -8,66 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from expanding import CLASSES, COPIES, PLAIN, SIDE, N, expand, make_data, make_out, row_of, shown
 from loading import digest, loader_of, make_arrays
-from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from fastmix import MapBank, MapFile, Synthetic
 from fastmix.datasets import open_source
 from fastmix.engine.extras import Extras
-from fastmix.manifest import MADE, NAME, read_manifest, write_rows
+from fastmix.manifest import NAME, read_manifest, write_rows
 from fastmix.rng import Key
-
-CLASSES = ["ant", "bee", "cow"]
-N, SIDE, COPIES = 12, 16, 3
-PLAIN: dict[str, Any] = {"crop": None, "size": SIDE, "hflip": 0.0, "output": "uint8", "shuffle": False, "batch_size": N}
-
-
-def row_of(record: int, label: int, **changes: Any) -> dict[str, Any]:
-    source = record // COPIES
-    path = f"pictures/{CLASSES[label]}/{source}_{record % COPIES}.png"
-    settings = {"strength": 0.5, "steps": 12, "scheduled_steps": 25, "guidance": 7.5, "seed": 1, "prompt": "a photo"}
-    empty = ["source_path", "target", "target_path", "target_label", "mask_area", "leak_area", "distance", "saliency"]
-    about = {"record": record, "status": MADE, "path": path, "source": source, "source_label": label, "weight": 1.0}
-    return {**dict.fromkeys([*empty, "adapter", "tokens"]), "model": "none", **settings, **about, **changes}
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Twelve pictures: the red of each is its number, the green its class."""
-    for number in range(N):
-        folder = tmp_path / "data" / CLASSES[number // 4]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (SIDE, SIDE), (number, number // 4, 0)).save(folder / f"{number:02}.png")
-    return tmp_path / "data"
-
-
-def expand(folder: Path, rows: list[dict[str, Any]], classes: list[str] = CLASSES) -> Path:
-    """Pictures whose red is their source, whose green their class, and whose blue says which copy they are."""
-    for row in rows:
-        if row["status"] == MADE:
-            path = folder / row["path"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            colour = (row["source"], row["source_label"], 1 + row["record"] % COPIES)
-            Image.new("RGB", (SIDE, SIDE), colour).save(path)
-    folder.mkdir(exist_ok=True)
-    write_rows(folder / NAME, rows, {"classes": classes})
-    return folder
+    return make_data(tmp_path / "data")
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    rows = [row_of(record, record // COPIES // 4) for record in range(N * COPIES)]
-    rows[1] = {**rows[1], "status": "black", "path": None}
-    for number in (3, 4, 5):  # nothing was made of sample 1
-        rows[number] = {**rows[number], "status": "small mask", "path": None}
-    return expand(tmp_path / "out", rows)
-
-
-def shown(loader: Any) -> tuple[list[int], list[int], list[int]]:
-    """Red, green and blue of the pictures of an epoch."""
-    ((images, _),) = loader
-    return tuple(images[:, channel, 0, 0].tolist() for channel in range(3))  # type: ignore[return-value]
+    return make_out(tmp_path / "out")
 
 
 def test_a_chance_of_0_changes_no_bit(data: Path, out: Path) -> None:
@@ -186,9 +145,7 @@ def test_bad_sets(data: Path, out: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="smoothing is 1, expected 0 <= smoothing < 1"):
         Synthetic(out, smoothing=1)
     images, _ = make_arrays(N, SIDE)
-    refused(
-        ValueError, "has another label than the set says for sample 0", (images, 2 - np.arange(N) // 4), synthetic=out
-    )
+    refused(ValueError, "has label 2 for sample 0, where the set has 0", (images, 2 - np.arange(N) // 4), synthetic=out)
     refused(ValueError, "has 5 samples, the set was made of at least 12", (images[:5], np.zeros(5, int)), synthetic=out)
     nothing = [{**row_of(record, 0), "status": "black", "path": None} for record in range(3)]
     refused(ValueError, "holds no picture", synthetic=expand(tmp_path / "none", nothing))

@@ -10,8 +10,9 @@ from .crew import Crew, made
 from .delivered import Delivered
 from .explain import Explanation, check_sample, explain
 from .extras import Extras
-from .job import Bad, Job, has_partners, jobs, memory_bound
+from .job import Bad, Job, has_partners, jobs
 from .kept import Buffers, Kept
+from .memory import memory_bound
 from .progress import STREAM_VERSION, Order, Progress, Run, keyed_batches
 from .recipe import (
     IMAGENET_MEAN,

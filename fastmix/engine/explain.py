@@ -22,8 +22,8 @@ from .samples import Place
 class Explanation:
     """How a sample came to look as it does in an epoch.
 
-    label: its own.
-    crops: one, or with views=2 two: the box (left, top, width, height, in pixels of the picture) and whether it was
+    path, label: of the picture that was read: the sample's own, or one that was made of it, or its stand-in's.
+    crops: one, or with views=2 two: the box (left, top, width, height, in pixels of that picture) and whether it was
     mirrored.  box, flip: those of the first.  jitter: the ops on the colours of each crop, in order; () without any.
     partner: the sample that it shares its label with, or None; weight: the share of its own label.
     steps: for each mixed view, what was done, in order, as `fastmix.words.tell_steps` says it; empty if nothing was.
@@ -71,7 +71,7 @@ def explain(recipe: Recipe, key: Key, samples: Ids, ids: Ids, row: int) -> Expla
     crew.submit(Job(recipe, key, samples, ids, out, lambda count: np.empty(count, np.uint8)))
     job = crew.take()
     assert job.targets is not None
-    read = job.stand_ins.get(row, int(samples[row]))
+    read = int(job.read[row])
     item = recipe.source.read(read)
     if isinstance(item.data, bytes):
         info = header(item.data)
@@ -83,7 +83,7 @@ def explain(recipe: Recipe, key: Key, samples: Ids, ids: Ids, row: int) -> Expla
     return Explanation(
         id=int(samples[row]),
         epoch=key.epoch,
-        path=recipe.source.path(int(samples[row])),
+        path=recipe.source.path(read),
         label=item.label,
         crops=tuple(cuts.place(row, height, width) for cuts in job.cuts),
         jitter=tuple(tuple(map(describe, chain(program, row, 0))) for program in job.jitters),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..datasets import Item, Label
-from ..kernels import DECODE_SPACE, U8, Program, backend_for
+from ..kernels import U8, Program, backend_for
 from ..kernels import Source as From
 from ..maps import F32, Geometry, covered_boxes
 from ..mixing import check_params, merge
@@ -26,12 +26,13 @@ from ..saliency import SpectralResidual
 from ..types import Batch, FastmixError, Params, Targets
 from .kept import Kept
 from .progress import Order, Run, fingerprint
-from .recipe import Recipe
-from .samples import KEPT, Cuts, Space, cut, draw_cuts, failure, read
+from .recipe import Output, Recipe
+from .samples import Cuts, Space, cut, draw_cuts, failure, read
 
 _REPLACEMENTS = 16  # samples that are tried in place of a bad one
 _NOTHING = np.uint8(0)
-_SEVERAL = 4  # most rows of a task that reads files: code and tables stay in the caches from one to the next
+_CROPS = Output(np.zeros((3, 256), np.uint8), channels_last=True)  # as they are, to be sent away
+SEVERAL = 4  # most rows of a task that reads files: code and tables stay in the caches from one to the next
 _MATES = 16  # rows of a task that mixes them with each other: mates are met again while they are in the cache
 _SHARE = 32  # tasks that a batch of files makes at least, if it has so many rows: there may be as many threads
 
@@ -70,7 +71,7 @@ class Job:
     lend: gives memory for pictures, (count of bytes) -> flat uint8.
 
     When all phases are done, `out` holds the pictures and `targets` the labels; `errors` has what was raised, and `bad`
-    the replaced samples, by row.
+    the replaced samples, by row.  With a recipe that sends, `out` holds the crops, and `sent` is what became of them.
     """
 
     def __init__(self, recipe: Recipe, key: Key, samples: Ids, ids: Ids, out: Any, lend: Callable[[int], U8]):
@@ -78,6 +79,7 @@ class Job:
         self.wanted = samples if recipe.synthetic is None else recipe.synthetic.take(key, ids, samples)
         self.labels: list[Any] = [None] * len(samples)
         self.targets: Targets | None = None
+        self.sent: Any = None
         self.errors: dict[int, BaseException] = {}
         self.bad: dict[int, Bad] = {}
         self.stand_ins: dict[int, int] = {}
@@ -95,14 +97,16 @@ class Job:
         """The tasks of each phase, to be asked for when those before are done without errors."""
         n, chunk = len(self.samples), self.recipe.chunk
         yield [Task(-2, "draw", self._draw), Task(-1, "read", self._fetch)]
-        step = self._step = chunk if self._in_blocks else max(1, min(_SEVERAL, n // _SHARE))
+        step = self._step = chunk if self._in_blocks else max(1, min(SEVERAL, n // _SHARE))
         yield [Task(low, "mix", partial(self._make, low, min(low + step, n))) for low in range(0, n, step)]
         if self.recipe.reads_maps:
             yield [Task(-1, "draw", self._draw_by_maps)]
-        if self._crops is not None:
+        if self._crops is not None and self.recipe.send is None:
             several = max(chunk, _MATES)
             yield [Task(low, "mix", partial(self._mix, low, min(low + several, n))) for low in range(0, n, several)]
         yield [Task(0, "label", self._label)]
+        if self.recipe.send is not None:
+            yield [Task(-1, "send", self._send)]
         self._crops = None
 
     @property
@@ -148,8 +152,12 @@ class Job:
             self.jitters = [recipe.jitter.draw(key, self.ids, recipe.crop.size) for key in keys]
         if not recipe.reads_maps:
             self._show([] if recipe.method is None else draw(recipe, self.key, self.ids))
-        if recipe.reads_maps or any(view.params is not None and has_mates(view.params.program) for view in self.views):
-            shape = (recipe.crops, len(self.samples), *recipe.crop.size, 3)
+        shape = (recipe.crops, len(self.samples), *recipe.crop.size, 3)
+        if recipe.send is not None:
+            self._crops = self.out.reshape(shape)
+        elif recipe.reads_maps or any(
+            view.params is not None and has_mates(view.params.program) for view in self.views
+        ):
             self._crops = self._lend(math.prod(shape))[: math.prod(shape)].reshape(shape)
         if recipe.reads_maps and isinstance(recipe.maps, SpectralResidual):
             self._maps = np.empty((*shape[:2], *recipe.maps.cells(recipe.crop.size)), np.float32)
@@ -160,6 +168,10 @@ class Job:
             crops = range(self.recipe.crops)
             maps = [about.take(self.read, self.geometry(crop), self.key.epoch) for crop in crops]
         self._show(draw(self.recipe, self.key, self.ids, maps))
+
+    def _send(self, _space: Space) -> None:
+        assert self.recipe.send is not None
+        self.sent = self.recipe.send(self)
 
     def _show(self, drawn: list[Params]) -> None:
         """Settle which pictures are handed out: the clean ones, then the mixed ones."""
@@ -236,7 +248,7 @@ class Job:
         try:
             self.labels[row] = read(self.recipe.source, int(self.wanted[row]), known, self.cuts, row, out, space)
         except FastmixError as error:
-            if not self.recipe.replace:
+            if not self.recipe.replace or error.stage == "label":
                 raise
             self.labels[row] = self._replace(row, error, out, space)
 
@@ -244,7 +256,8 @@ class Job:
         """Put another sample, drawn by key, in the place of a bad one."""
         source, reason = self.recipe.source, str(error.__cause__)
         u = self.key.uniform(self.ids[row : row + 1], Stream.REPLACE, _REPLACEMENTS)[0]
-        anywhere, mates = integers(u, 0, len(source)), self.samples[integers(u, 0, len(self.samples))]
+        own = source if self.recipe.synthetic is None else self.recipe.synthetic.of  # as many as the data set has
+        anywhere, mates = integers(u, 0, len(own)), self.samples[integers(u, 0, len(self.samples))]
         for sample in (anywhere if self.recipe.anywhere else mates).tolist():
             try:
                 label = read(source, sample, None, self.cuts, row, out, space)
@@ -299,29 +312,16 @@ def jobs(recipe: Recipe, order: Order, run: Run, kept: Kept, ahead: int) -> Iter
             f"batch {run.batch - 1} of epoch {run.epoch} has other samples than when the state was saved: give the "
             "loader the same dataset and sampler, and a generator= in the state that it had when the epoch began"
         )
-    finished = kept.buffers("finished", ahead + 2, recipe.output.table.dtype)
+    pictures, output, name, new = recipe.pictures, recipe.output, "finished", None
+    if recipe.send is not None:
+        pictures, output, name, new = recipe.crops, _CROPS, "sent", recipe.send.memory
+    finished = kept.buffers(name, ahead + 2, output.table.dtype, new)
     raw = kept.buffers("raw", ahead, np.uint8)
     for samples, ids in batches:
-        shape = recipe.output.shape(recipe.pictures * len(samples), size)
+        shape = output.shape(pictures * len(samples), size)
         count = math.prod(shape)
-        full = math.prod(recipe.output.shape(recipe.pictures * (order.batch_size or 0), size))
+        full = math.prod(output.shape(pictures * (order.batch_size or 0), size))
         yield Job(recipe, key, samples, ids, finished.lend(max(count, full))[:count].reshape(shape), raw.lend)
-
-
-def memory_bound(recipe: Recipe, batch_size: int, threads: int, ahead: int) -> int:
-    """Most bytes in use at a time: `ahead` + 2 batches, the threads' work spaces and the pool.
-
-    With a method that mixes samples with each other, also the crops of `ahead` batches.
-    """
-    picture = int(np.prod(recipe.crop.size)) * 3
-    values = (ahead + 2) * batch_size * recipe.pictures * picture * recipe.output.table.itemsize
-    mates = ahead * batch_size * recipe.crops * picture if has_partners(recipe) else 0
-    mates += mates if recipe.reads_maps else 0  # maps, levels and masks are less than two thirds of the crops
-    layers = 0 if recipe.method is None else draw(recipe, Key(0), np.arange(1))[0].program.layers.shape[1]
-    lines = 12 * 4 * 3 * max(recipe.crop.size) * 16  # float32 lines and the padding of warps, generously
-    held = recipe.crops * (1 if recipe.jitter is None else 2)
-    space = KEPT + DECODE_SPACE + held * max(recipe.chunk, _SEVERAL) * picture + (layers + 3) * picture + lines
-    return values + mates + threads * space + recipe.pool.nbytes
 
 
 def rows(program: Program, low: int, high: int) -> Program:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,11 @@ class Buffers:
 
     Whoever uses a part of an array, be it a view or a tensor made of it, refers to the array; so its reference count
     tells whether it is free.  At most `keep` arrays are remembered; one that is in use when it is forgotten belongs to
-    its user alone.
+    its user alone.  new: makes a flat array of so many items, if it is no ordinary one.
     """
 
-    def __init__(self, keep: int, dtype: DTypeLike):
-        self._keep, self._dtype = keep, dtype
+    def __init__(self, keep: int, dtype: DTypeLike, new: Callable[[int], NDArray[Any]] | None = None):
+        self._keep, self._dtype, self._new = keep, dtype, new or partial(np.empty, dtype=dtype)
         self._arrays: list[NDArray[Any]] = []
         self._lock = threading.Lock()
 
@@ -43,7 +45,7 @@ class Buffers:
                     return self._arrays[i]
             if free or len(self._arrays) == self._keep:
                 del self._arrays[free[0] if free else 0]
-            self._arrays.append(np.empty(count, self._dtype))
+            self._arrays.append(self._new(count))
             return self._arrays[-1]
 
     def __len__(self) -> int:
@@ -57,16 +59,25 @@ class Kept:
     def __init__(self) -> None:
         self._buffers: dict[Any, Buffers] = {}
         self._fitted: tuple[object, tuple[int, int], Pool] | None = None
+        self._made: tuple[Any, Any] | None = None
 
     def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
         return Kept, ()
 
-    def buffers(self, name: str, keep: int, dtype: DTypeLike) -> Buffers:
+    def buffers(
+        self, name: str, keep: int, dtype: DTypeLike, new: Callable[[int], NDArray[Any]] | None = None
+    ) -> Buffers:
         """Memory for one purpose; what was kept for the same purpose in another number or dtype is let go."""
         have = self._buffers.get(name)
         if have is None or (have._keep, have._dtype) != (keep, dtype):
-            have = self._buffers[name] = Buffers(keep, dtype)
+            have = self._buffers[name] = Buffers(keep, dtype, new)
         return have
+
+    def once(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What was made by that name last time, else a new one."""
+        if self._made is None or self._made[0] != name:
+            self._made = name, make()
+        return self._made[1]
 
     def pool(self, given: Pool | str | Path | None, size: tuple[int, int]) -> Pool:
         """A pool, or the file of one, or the default one, fitted to pictures of `size` (H, W)."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,22 @@ class Output:
         return (rows, *size, 3) if self.channels_last else (rows, 3, *size)
 
 
+class Send(Protocol):
+    """Takes crops to where they are mixed."""
+
+    def memory(self, count: int) -> U8:
+        """Memory for so many bytes of crops."""
+        ...
+
+    def __call__(self, job: Any) -> Any:
+        """Take a job whose crops are in `out`; returns what `hand_over` makes the batch of."""
+        ...
+
+    def hand_over(self, sent: Any, labels: Any) -> Any:
+        """[images, *labels] where they were sent to."""
+        ...
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides what a sample becomes, whoever makes it and when.
@@ -88,6 +104,7 @@ class Recipe:
     jitter: of the colours of each crop, before it is mixed.
     maps: what a method that looks at maps is given: those of earlier epochs, of a file, or of the crops themselves.
     synthetic: what takes the place of some samples; the source is then an `Expanded` one.
+    send: what takes the crops away, unmixed, to be mixed elsewhere; None: mix them here.
     """
 
     source: Source
@@ -100,6 +117,7 @@ class Recipe:
     jitter: ColorJitter | None = None
     maps: MapBank | FileMaps | SpectralResidual | None = None
     synthetic: Replacement | None = None
+    send: Send | None = None
 
     def __post_init__(self) -> None:
         """Check what is not checked on its own."""

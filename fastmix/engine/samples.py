@@ -25,6 +25,7 @@ from ..images import (
 )
 from ..kernels import F64, OP, U8, Op, Records, backend_for
 from ..rng import Ids, Key, Stream
+from ..synthetic import Expanded
 from ..types import FastmixError
 from .recipe import Crop
 
@@ -176,6 +177,8 @@ def read(
         _fill(item.data, cuts, row, out, space)
         return item.label
     except Exception as error:
+        if isinstance(error, FastmixError) and error.stage == "label":
+            raise  # the source has said it all
         raise failure(error, stage, source, index) from error
 
 
@@ -184,5 +187,7 @@ def failure(error: BaseException, stage: str, source: Source, index: int) -> Fas
     kind = "" if isinstance(error, ValueError | TypeError | OSError) else f"{type(error).__name__}: "
     path = source.path(index)
     of_file = path is not None and stage in ("read", "decode")
-    fix = "; mend or remove the file, or pass on_error='replace'" if of_file else ""
+    made = isinstance(source, Expanded) and source.is_made(index)  # such a file may not be missing: it is in a list
+    mend = "make the set anew with fastmix refine, or mend the file" if made else "mend or remove the file"
+    fix = f"; {mend}, or pass on_error='replace'" if of_file else ""
     return FastmixError(f"{kind}{error}{fix}", sample_id=index, path=path, stage=stage)

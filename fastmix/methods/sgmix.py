@@ -38,7 +38,9 @@ class SGMix:
     i is the mate j in its mix group with the least |S_i - S_j|, of maps stretched to 0..1, the one with the smallest id
     of several; GuidedMixup pairs the other way round, the most different maps.  M = Otsu(S_i) or Otsu(S_j), of maps
     enlarged bilinearly to the picture, and M x_i + (1 - M) x_j is made: the target's object is never seen, for the
-    sample's own pixels lie where it was.  Nothing is left to chance but who is in the group.
+    sample's own pixels lie where it was.  Nothing is left to chance but who is in the group, so a loader with views=3
+    makes the same mixed picture twice, and a loss that compares the two compares a picture with itself: take another
+    method for that.
 
     group: size of the mix groups in which targets are sought, >= 1.  min_area, max_area: shares of the picture, 0 <=
     min_area < max_area <= 1.  Where the union has max_area or more, the sample's own object alone is kept; where what

@@ -156,7 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", metavar="FILE", help="a picture of some records (.png .jpg .webp)")
     add("--batch-size", type=int, default=32, help="pictures at a time")
     add("--device", default="cpu", help="of torch, such as cuda")
-    add("--dtype", default="float32", help="of the diffusion model")
+    add("--dtype", help="of the diffusion model; none: the one that the set was made in")
     add("--seed", type=int, default=0, help="names the draws, and the weights that training starts from")
     add("--json", action="store_true", help="all figures as JSON on stdout, and nothing else")
 
@@ -254,7 +254,7 @@ def facts(figures: Sequence[Figures]) -> list[dict[str, Any]]:
 
 def read_bound(text: str) -> float:
     """The bound of "p>=BOUND".  Raises ValueError for any other text, or a bound outside (0, 1]."""
-    found = re.fullmatch(r"p>=(\d+(?:\.\d+)?|\.\d+)", text)
+    found = re.fullmatch(r"p>=([0-9]+(?:\.[0-9]+)?|\.[0-9]+)", text)
     bound = float(found[1]) if found else math.nan
     if not 0 < bound <= 1:
         raise ValueError(f'keep-if is {text!r}, expected "p>=NUMBER" with a number above 0 and up to 1, as "p>=0.5"')

@@ -20,8 +20,9 @@ from ..show import Cell, Row, grid
 from .agreement import KEPT, Ints, Named, Share, kept_shares
 from .composing import Maps, composed, fitting, picture_of, resized
 from .expansion import Expansion
+from .folder import naming
 from .judge import Judge, cut
-from .work import classes_of
+from .sources import class_difference, classes_of, contents_of, digests_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Kept", "Seen", "Subject", "baselines", "keep", "look", "sheet", "some", "subject_of"]
 
 _CHOSEN = 1023  # a stream of its own, after those of judge.py
+_CURE = "run `fastmix refine` again as before, which makes what is missing"
 _SIDE, _SHOWN = 160, 6  # px and columns of the sheet
 
 RowOf = dict[str, Any]
@@ -67,19 +69,27 @@ class Kept:
     shares: list[Share | None]
 
 
-def subject_of(source: Source, manifest: Manifest, expansion: Expansion, maps: Maps | None = None) -> Subject:
-    """Check that the set was made of these sources.  Raises ValueError if not, or if no picture was made."""
+def subject_of(
+    source: Source, manifest: Manifest, expansion: Expansion, maps: Maps | None = None, quiet: bool = True
+) -> Subject:
+    """Check that the set was made of these sources, to the byte.
+
+    Raises ValueError if not, or if no picture was made, and FastmixError for a source that cannot be read.
+    """
     if not manifest.made:
         raise ValueError(f"{manifest.folder} has no picture that was made, expected one: see the statuses of its rows")
     classes = classes_of(source)
     if list(classes.names) != manifest.classes:
-        raise ValueError(_other(manifest, f"classes {list(classes.names[:3])}..., not {manifest.classes[:3]}..."))
+        raise ValueError(_other(manifest, f"other classes ({class_difference(manifest.classes, classes.names)})"))
     for row in manifest.made:
         for name in ("source", "target") if row["target"] is not None else ("source",):
             number, there = row[name], (row[f"{name}_label"], row[f"{name}_path"])
             here = (int(classes.labels[number]), classes.paths[number]) if number < len(source) else "nothing"
             if here != there:
                 raise ValueError(_other(manifest, f"{here} as sample {number}, not {there}"))
+    known = manifest.about.get("contents")
+    if known is not None and known != contents_of(digests_of(source, range(len(source)), quiet)):
+        raise ValueError(_other(manifest, "other pictures under the same names"))
     return Subject(source, classes.labels, manifest, expansion, maps)
 
 
@@ -138,7 +148,8 @@ def keep(data: Subject, seen: Sequence[Seen], bound: float) -> Kept:
     good = np.concatenate([each.chance for each in seen]) >= bound
     path = data.manifest.folder / KEPT
     chosen = [row for row, is_good in zip(rows, good, strict=True) if is_good]
-    write_rows(path, chosen, {**data.manifest.about, "kept if": f"p>={bound}"})
+    with naming(path):
+        write_rows(path, chosen, {**data.manifest.about, "kept if": f"p>={bound}"})
     labels = np.array([row["source_label"] for row in rows], np.int64)
     return Kept(path, len(chosen), len(rows), kept_shares(labels, good, len(data.manifest.classes)))
 
@@ -212,9 +223,9 @@ def _refined(manifest: Manifest, row: RowOf) -> U8:
     try:
         return decode(path.read_bytes())
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing, though the manifest lists it: make the set again") from None
+        raise FileNotFoundError(f"{path} is missing, though the manifest lists it: {_CURE}") from None
     except ValueError as error:
-        raise ValueError(f"cannot read {path}: {error}; delete it and make the set again") from error
+        raise ValueError(f"cannot read {path}: {error}; delete it and {_CURE}") from error
 
 
 def _levels(picture: NDArray[np.float32]) -> U8:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections import Counter
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,6 +117,8 @@ def _expansion(options: Namespace, changes: dict[str, Any], has_tokens: bool) ->
     given = {name: value for name, value in vars(options).items() if name in names}
     if options.plain_names and "metaclass" in given:
         raise ValueError("--metaclass is given with --plain-names, which puts the class's name in its place: drop one")
+    if options.plain_names:
+        changes = {**changes, "needs_token": False}
     expansion: Expansion = getattr(Expansion, options.preset)(**{**changes, **given})
     if options.plain_names:
         return expansion.with_plain_names()
@@ -132,7 +132,8 @@ def _expansion(options: Namespace, changes: dict[str, Any], has_tokens: bool) ->
 
 def _learned(options: Namespace, source: Source) -> tuple[Adapted, list[str] | None, dict[str, Any]]:
     """Model and what was learned for it, the tokens of the classes, and what that changes in the settings."""
-    from .generator import FINETUNED, Adapted
+    from .generator import Adapted, read_finetuned
+    from .sources import class_difference
 
     if options.finetuned is None:
         if options.model is None:
@@ -141,17 +142,13 @@ def _learned(options: Namespace, source: Source) -> tuple[Adapted, list[str] | N
     if options.adapter is not None or options.tokens is not None:
         raise ValueError("--finetuned comes with its own adapter and tokens: drop --adapter and --tokens")
     adapted = Adapted.finetuned(options.finetuned, options.model)
-    about = json.loads(Path(options.finetuned, FINETUNED).read_text(encoding="utf-8"))
-    if about["classes"] != source.classes:
+    about, classes = read_finetuned(options.finetuned), source.classes or []
+    if about["classes"] != classes:
         raise ValueError(
-            f"{options.finetuned} was fine-tuned on the classes {_few(about['classes'])}, and the data has "
-            f"{_few(source.classes or [])}: give the same data, or fine-tune on these"
+            f"{options.finetuned} was fine-tuned on other classes than those of the data "
+            f"({class_difference(about['classes'], classes)}): give the same data, or fine-tune on these"
         )
     return adapted, about["tokens"], {"metaclass": about["metaclass"]}
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _device(device: str) -> str:

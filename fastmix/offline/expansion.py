@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PRESETS", "Expansion", "check_apart", "executed_steps"]
+__all__ = ["PRESETS", "Expansion", "check_apart", "check_prompt", "executed_steps"]
 
 PRESETS = ("sgdmix", "diffusemix", "diffmix", "da_fusion")
 
@@ -117,10 +117,7 @@ class Expansion:
         if self.metaclass is not None and (not isinstance(self.metaclass, str) or not self.metaclass.strip()):
             raise ValueError(f"metaclass is {self.metaclass!r}, expected a word such as 'bird', or None")
         for prompt in self.prompts:
-            if not isinstance(prompt, str) or not prompt.strip():
-                raise ValueError(f"a prompt is {prompt!r}, expected words such as {_PHOTO!r}")
-            if unknown := [slot for slot in re.findall(r"\{[^}]*\}?", prompt) if slot not in _SLOTS]:
-                raise ValueError(f"prompt {prompt!r} has {unknown[0]}, expected none but {' and '.join(_SLOTS)}")
+            check_prompt("prompt", prompt)
             if self.needs_token and "{token}" not in prompt:
                 raise ValueError(
                     f"prompt {prompt!r} has no {{token}}, so it says nothing of the class: expected one such as "
@@ -161,9 +158,10 @@ class Expansion:
     def from_json(cls, given: Mapping[str, Any]) -> Expansion:
         """The one that `dataclasses.asdict` and JSON were given.  Raises ValueError for fields of another version."""
         known = {field.name for field in fields(cls)}
-        if set(given) != known:
+        names = set(given) if isinstance(given, Mapping) else set()
+        if names != known:
             raise ValueError(
-                f"the settings differ from this version's in {', '.join(sorted(known ^ set(given)))}: read the set "
+                f"the settings differ from this version's in {', '.join(sorted(known ^ names))}: read the set "
                 "with the fastmix that made it"
             )
         return cls(**given)
@@ -187,6 +185,14 @@ def executed_steps(strength: float, steps: int) -> int:
             f"strength {strength} of {steps} steps leaves none to run, expected strength * steps >= 1: raise either"
         )
     return int(strength * steps)
+
+
+def check_prompt(what: str, text: Any) -> None:
+    """Raise ValueError for a prompt, or a caption, that is no words or has other slots than {token} and {name}."""
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"a {what} is {text!r}, expected words such as {_PHOTO!r}")
+    if unknown := [slot for slot in re.findall(r"\{[^}]*\}?", text) if slot not in _SLOTS]:
+        raise ValueError(f"{what} {text!r} has {unknown[0]}, expected none but {' and '.join(_SLOTS)}")
 
 
 def check_apart(data: str | Path, out: str | Path) -> None:

@@ -15,11 +15,12 @@ and went on equals one that was not, to the bit where the arithmetic does.
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,15 +37,17 @@ from ..kernels import backend_for
 from ..rng import Key, integers, shuffle
 from .composing import picture_of
 from .finetuning import Finetuning
-from .generator import FINETUNED
+from .folder import check_same, locked, write
+from .generator import FINETUNED, read_finetuned
 from .learner import captions_of, check_model, learner_of, loss_weights
 from .pipelines import digest, load_pipeline, quietly, shorten
 from .records import Classes
-from .work import classes_of
+from .sources import classes_of, contents_of, digests_of, names_of
 
 __all__ = ["CHECKPOINT", "Finetuning", "Samples", "Trainer", "finetune"]
 
 CHECKPOINT = "checkpoint.pt"
+_UNFINISHED = (f".{CHECKPOINT}.*", f".{FINETUNED}.*", "adapter/.*.safetensors.*", "tokens/.*.safetensors.*")
 _ORDER, _FLIP, _TIME, _NOISE, _START = range(1110, 1115)  # streams of their own: nothing else draws from them
 
 
@@ -57,18 +60,33 @@ def finetune(
     batches.  quiet: no bar on stderr.
 
     Returns the loss of each step that was done, or None if the folder was finished already.  Raises ValueError for a
-    folder that holds something else, a model that cannot be taught so, or a loss that is no number.
+    folder that holds something else or that another run is at, a model that cannot be taught so, or a loss that is no
+    number; FastmixError for a picture that cannot be read, before the first step; OSError where a file cannot be
+    written.
     """
     folder, classes = Path(out), classes_of(source)
     _check_folder(folder)
     place, pipeline = load_pipeline(model)
     about = _about(settings, classes, digest(place))
-    if (folder / FINETUNED).is_file():
-        _check_same(folder, json.loads((folder / FINETUNED).read_text(encoding="utf-8")), about)
+    done = _is_finished(folder, about)
+    trainer = None if done else Trainer(pipeline, source, classes, settings)
+    about["contents"] = contents_of(digests_of(source, range(len(source)), quiet or not _leads()))
+    if trainer is None:
+        check_same(folder, read_finetuned(folder), about)
         return None
-    trainer = Trainer(pipeline, source, classes, settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    done = trainer.resume(folder, about)
+    with locked(folder) if trainer.leads else nullcontext():
+        trainer.accelerator.wait_for_everyone()
+        if _is_finished(folder, about):  # by another run, meanwhile
+            return None
+        losses = _taught(trainer, folder, about, quiet)
+        where = str(Path(model).resolve()) if Path(model).is_dir() else str(model)
+        trainer.save(folder, {**about, "model": where})
+    return losses
+
+
+def _taught(trainer: Trainer, folder: Path, about: dict[str, Any], quiet: bool) -> list[float]:
+    """Do the steps that are left; their losses."""
+    settings, done = trainer.settings, trainer.resume(folder, about)
     losses = []
     bar = tqdm(total=settings.steps, initial=done, desc="fine-tuning", unit="step", disable=quiet or not trainer.leads)
     with bar:
@@ -83,8 +101,6 @@ def finetune(
             bar.update()
             if (step + 1) % settings.checkpoint == 0 or step + 1 == settings.steps:
                 trainer.keep(folder, about, step + 1)
-    where = str(Path(model).resolve()) if Path(model).is_dir() else str(model)
-    trainer.save(folder, {**about, "model": where})
     return losses
 
 
@@ -214,17 +230,17 @@ class Trainer:
             state = {"about": about, "step": step, "weights": weights, "optimizer": self.optimizer.state_dict()}
             if self.accelerator.scaler is not None:
                 state["scaler"] = self.accelerator.scaler.state_dict()
-            part = folder / f".{CHECKPOINT}.{os.getpid()}"
-            torch.save(state, part)
-            part.replace(folder / CHECKPOINT)
+            data = io.BytesIO()
+            torch.save(state, data)
+            write(folder / CHECKPOINT, data.getvalue())
         self.accelerator.wait_for_everyone()
 
     def resume(self, folder: Path, about: dict[str, Any]) -> int:
         """Go back to the checkpoint, if there is one; the number of steps that it has seen."""
         file = folder / CHECKPOINT
         if self.leads:
-            for part in folder.glob(f".{CHECKPOINT}.*"):  # of a run that was killed
-                part.unlink(missing_ok=True)
+            for part in [part for pattern in _UNFINISHED for part in folder.glob(pattern)]:
+                part.unlink()  # of a run that was killed: no other one is at it
         self.accelerator.wait_for_everyone()
         if not file.is_file():
             return 0
@@ -233,7 +249,7 @@ class Trainer:
             there, step, weights = state["about"], int(state["step"]), state["weights"]
         except Exception as error:  # a damaged file fails in many ways
             raise ValueError(f"cannot read {file}: {shorten(str(error))}; delete it to begin again") from error
-        _check_same(folder, there, about)
+        check_same(folder, there, about)
         with torch.no_grad():
             for name, weight in self.learner.learned().items():
                 weight.copy_(weights[name])
@@ -247,19 +263,19 @@ class Trainer:
         from diffusers import StableDiffusionPipeline
         from diffusers.utils import convert_state_dict_to_diffusers
         from peft.utils import get_peft_model_state_dict
-        from safetensors.torch import save_file
+        from safetensors.torch import save
+
+        def put(weights: dict[str, Tensor], file: str | Path) -> None:
+            write(Path(file), save(weights, {"format": "pt"}))
 
         if self.leads:
             layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(self.learner.unet))
             layers = {name: weight.detach().cpu() for name, weight in layers.items()}
-            StableDiffusionPipeline.save_lora_weights(folder / "adapter", unet_lora_layers=layers)
-            (folder / "tokens").mkdir(exist_ok=True)
+            StableDiffusionPipeline.save_lora_weights(folder / "adapter", unet_lora_layers=layers, save_function=put)
             rows = self.learner.words.rows.detach().cpu()
             for number, token in enumerate(self.classes.tokens):
-                save_file({token: rows[number].clone()}, folder / "tokens" / f"{number:04d}.safetensors")
-            part = folder / f".{FINETUNED}.{os.getpid()}"
-            part.write_text(json.dumps(about, indent=2), encoding="utf-8")
-            part.replace(folder / FINETUNED)
+                put({token: rows[number].clone()}, folder / "tokens" / f"{number:04d}.safetensors")
+            write(folder / FINETUNED, json.dumps(about, indent=2).encode())
             (folder / CHECKPOINT).unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
 
@@ -268,10 +284,21 @@ def _about(settings: Finetuning, classes: Classes, model_hash: str) -> dict[str,
     """What a result depends on: of another one, a folder must not be gone on with."""
     chosen = asdict(settings)
     del chosen["checkpoint"]
-    data = hashlib.sha256(json.dumps([classes.names, list(classes.paths)]).encode())
-    data.update(classes.labels.astype("<i8").tobytes())
     names = {"classes": list(classes.names), "tokens": list(classes.tokens)}
-    return {**names, **chosen, "model_hash": model_hash, "data": data.hexdigest()}
+    return {**names, **chosen, "model_hash": model_hash, "data": names_of(classes)}
+
+
+def _leads() -> bool:
+    """Whether this is the first of several processes, as far as the one that started them tells."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _is_finished(folder: Path, about: dict[str, Any]) -> bool:
+    """Raises ValueError if it is, with other settings."""
+    done = (folder / FINETUNED).is_file()
+    if done:
+        check_same(folder, read_finetuned(folder), about)
+    return done
 
 
 def _check_folder(folder: Path) -> None:
@@ -280,13 +307,6 @@ def _check_folder(folder: Path) -> None:
     ours = any((folder / name).is_file() for name in (FINETUNED, CHECKPOINT))
     if folder.is_dir() and not ours and any(not each.name.startswith(".") for each in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no fine-tuning: name a new folder")
-
-
-def _check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    for name, value in here.items():
-        if there.get(name) != value:
-            old, new = (shorten(str(each), 80) for each in (there.get(name), value))
-            raise ValueError(f"{folder} was begun with {name} {old}, not {new}: give the same, or name a new folder")
 
 
 def _generator(key: Key, one: NDArray[np.int64], stream: int) -> torch.Generator:

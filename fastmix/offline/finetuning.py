@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .expansion import check_apart
+from .expansion import check_apart, check_prompt
 
 __all__ = ["Finetuning", "add_arguments", "run"]
 
@@ -74,7 +74,8 @@ class Finetuning:
             raise ValueError(f"precision is {self.precision!r}, expected one of {', '.join(_PRECISIONS)}")
         if not isinstance(self.metaclass, str) or not self.metaclass.strip():
             raise ValueError(f"metaclass is {self.metaclass!r}, expected a word such as 'bird'")
-        if not isinstance(self.caption, str) or "{token}" not in self.caption:
+        check_prompt("caption", self.caption)
+        if "{token}" not in self.caption:
             raise ValueError(f"caption is {self.caption!r}, expected one with {{token}}, such as {_CAPTION!r}")
         if self.batch_size % self.accumulate:
             raise ValueError(f"batch_size is {self.batch_size}, expected a multiple of accumulate ({self.accumulate})")

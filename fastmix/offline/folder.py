@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from ..manifest import NAME, read_rows, write_rows
+from .sources import class_difference
 
-__all__ = ["SETTINGS", "Folder"]
+__all__ = ["SETTINGS", "Folder", "check_room", "check_same", "locked", "naming", "write"]
 
 SETTINGS = "settings.json"
 _LOCK = ".lock"
-_UNFINISHED = re.compile(r"\..+\.[0-9]+")  # .name.pid
+_SUMS = {"data": "other labels or file names", "contents": "other pictures under the same names"}
+_UNFINISHED = re.compile(r"\.(settings\.json|manifest\.parquet|[0-9_]+\.(npy|parquet|png|jpg))\.[0-9]+")  # .name.pid
 
 
 @dataclass(frozen=True)
@@ -57,48 +60,50 @@ class Folder:
 
         Raises ValueError if another run is at it, or for a folder with other settings or other things in it.
         """
-        self._check_ours()
-        with _naming(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / _LOCK).open("ab")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"{self.path} is being written by another run: wait for it, or name another folder"
-                ) from None
-            self._settle(settings)
+        self.check(settings)
+        with locked(self.path):
+            self.check(settings)
+            if not (self.path / SETTINGS).is_file():
+                write(self.path / SETTINGS, json.dumps(settings, indent=1, sort_keys=True).encode())
             self._tidy()
             yield
 
-    def write(self, path: Path, data: bytes) -> None:
-        """A whole file, or none.  Raises OSError that names it."""
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        with _naming(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                unfinished.write_bytes(data)
-                unfinished.replace(path)
-            finally:
-                unfinished.unlink(missing_ok=True)
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError for a folder that was begun with others than these settings, or has other things in it."""
+        self._check_ours()
+        file = self.path / SETTINGS
+        if not file.is_file():
+            return
+        try:
+            before = _flat(json.loads(file.read_bytes()))
+        except ValueError as error:
+            raise ValueError(f"cannot read {file}: {error}; put it back as it was, or name another folder") from error
+        # The pictures may not have been looked at yet; and another version may have had other settings.
+        given = {**dict.fromkeys(before), "contents": before.get("contents"), **settings}
+        check_same(self.path, before, _flat(json.loads(json.dumps(given))))
 
     def write_part(self, block: int, rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> None:
         """The rows of a block, as `write`."""
         self._write_rows(self.part(block), rows, settings)
 
     def merge(self, blocks: int, settings: Mapping[str, Any]) -> None:
-        """Make the manifest of all parts, and remove them.  Raises ValueError if one is missing."""
-        rows: list[dict[str, Any]] = []
-        for block in range(blocks):
-            if not self.part(block).is_file():
-                raise ValueError(f"{self.part(block)} has disappeared: run it again, it makes what is missing")
-            rows += read_rows(self.part(block))[0]
-        self._write_rows(self.manifest, rows, settings)
-        shutil.rmtree(self.path / "parts")
+        """Make the manifest of all parts, and of an earlier manifest's other rows; then the parts are gone.
+
+        Raises ValueError if one is missing.
+        """
+        rows = {row["record"]: row for row in read_rows(self.manifest)[0]} if self.manifest.is_file() else {}
+        parts = [self.part(block) for block in range(blocks)]
+        there = [part for part in parts if part.is_file()]
+        if not rows and (missing := [part for part in parts if part not in there]):
+            raise ValueError(f"{missing[0]} has disappeared: run it again, it makes what is missing")
+        for part in there:
+            rows |= {row["record"]: row for row in read_rows(part)[0]}
+        if there:
+            self._write_rows(self.manifest, list(rows.values()), settings)
+            shutil.rmtree(self.path / "parts")
 
     def _write_rows(self, path: Path, rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> None:
-        with _naming(path):
+        with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_rows(path, rows, dict(settings))
 
@@ -114,52 +119,83 @@ class Folder:
                     "`fastmix refine` has begun"
                 )
 
-    def _settle(self, settings: Mapping[str, Any]) -> None:
-        file, text = self.path / SETTINGS, json.dumps(settings, indent=1, sort_keys=True)
-        if not file.is_file():
-            self.write(file, text.encode())
-            return
-        try:
-            before = _flat(json.loads(file.read_bytes()))
-        except ValueError as error:
-            raise ValueError(f"cannot read {file}: {error}; name another folder") from error
-        now = _flat(json.loads(text))
-        for name in sorted(before.keys() | now.keys()):
-            if before.get(name) != now.get(name):
-                hint = " (classes, labels or file names have changed)" if name == "data" else ""
-                raise ValueError(
-                    f"{self.path} was begun with {name} = {_short(before.get(name))}, and now it is "
-                    f"{_short(now.get(name))}{hint}: go on with the same, or name another folder"
-                )
-
     def _tidy(self) -> None:
         for folder in (self.path, *(self.path / name for name in ("saliency", "parts", "pictures"))):
             found = folder.rglob(".*") if folder.name == "pictures" else folder.glob(".*")
             for file in found:
-                if _UNFINISHED.fullmatch(file.name):
+                if _UNFINISHED.fullmatch(file.name) and file.is_file():
                     file.unlink()
         if self.manifest.is_file():
             shutil.rmtree(self.path / "parts", ignore_errors=True)
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the expansion beside the others, for one comparison of all."""
-    rest = {name: value for name, value in settings.items() if name != "expansion"}
-    return {**rest, **settings.get("expansion", {})}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]} ..."
+def write(path: Path, data: bytes) -> None:
+    """A whole file, or none.  Raises OSError that names it."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            unfinished.write_bytes(data)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder in which nobody else writes meanwhile.  Raises ValueError if another run is at it."""
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("ab")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is being written by another run: wait for it, or name another folder") from None
+        yield
+
+
+def check_room(folder: Path) -> None:
+    """Raise OSError for a folder that cannot be written to, before the work whose result should go there."""
+    with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(1 << 16))
+
+
+def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first setting of `now` that is another one than that of `before`."""
+    for name in sorted(now, key=lambda name: (name == "contents", name)):  # names first: they say more
+        old, new = before.get(name), now[name]
+        if old == new:
+            continue
+        what = f"{name} = {_short(old)}, and now it is {_short(new)}"
+        if name == "classes" and isinstance(old, list):
+            what = f"other classes ({class_difference(old, new)})"
+        elif name in _SUMS:
+            what = _SUMS[name]
+        raise ValueError(f"{folder} was begun with {what}: go on with the same, or name another folder")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
     """Let errors of writing say what could not be written."""
     try:
         yield
     except OSError as error:
         raise OSError(
-            f"cannot write {path}: {error.strerror or error}; make room for it there, and run it again: it goes on "
-            "where it was"
+            f"cannot write {path}: {error.strerror or error}; make room there, or let it be written, and run it again: "
+            "it goes on where it was"
         ) from error
+
+
+def _flat(settings: Any) -> dict[str, Any]:
+    """Those of the expansion beside the others, for one comparison of all.  Raises ValueError for other things."""
+    own = settings.get("expansion", {}) if isinstance(settings, dict) else None
+    if not isinstance(own, dict):
+        raise ValueError("it does not hold settings")
+    rest = {name: value for name, value in settings.items() if name != "expansion"}
+    return {**rest, **own}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]} ..."

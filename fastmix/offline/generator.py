@@ -7,7 +7,6 @@ diffusers would pass over in silence is refused: a token that nobody knows, weig
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from .expansion import executed_steps
 from .pipelines import (
     ADAPTER_FILE,
     adapter_file,
+    check_tokens,
     digest,
     from_pictures,
     load_adapter,
@@ -34,12 +34,12 @@ from .pipelines import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FINETUNED", "Adapted", "Generator", "executed_steps"]
+__all__ = ["FINETUNED", "Adapted", "Generator", "executed_steps", "read_finetuned"]
 
 F32 = NDArray[np.float32]
 
 FINETUNED = "finetuned.json"
-_BRACKETS = re.compile(r"<[^<>]*>")
+_TOLD = {"classes": list, "tokens": list, "metaclass": str, "model": str, "model_hash": str}  # by it
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,9 @@ class Adapted:
 
         Raises FileNotFoundError for a folder that it has not finished.
         """
-        file = Path(folder) / FINETUNED
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"{folder} has no {FINETUNED}, expected a folder that `fastmix finetune` has finished: run it again, "
-                "it goes on where it was"
-            )
-        about = json.loads(file.read_text(encoding="utf-8"))
+        about = read_finetuned(folder)
         adapter, tokens = Path(folder) / "adapter" / ADAPTER_FILE, Path(folder) / "tokens"
-        return cls(model or about["model"], str(adapter), str(tokens), about["model_hash"])
+        return cls(about["model"] if model is None else model, str(adapter), str(tokens), about["model_hash"])
 
     def load(self, device: str = "cpu", dtype: str = "float32") -> Generator:
         """The generator.  Raises as that does, and ValueError for another model than the one that was fine-tuned."""
@@ -83,6 +77,26 @@ class Adapted:
         return generator
 
 
+def read_finetuned(folder: str | Path) -> dict[str, Any]:
+    """What the list of a finished fine-tuning says.  Raises FileNotFoundError or ValueError without a sound one."""
+    file = Path(folder) / FINETUNED
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {FINETUNED}, expected a folder that `fastmix finetune` has finished: run it again, "
+            "it goes on where it was"
+        )
+    cure = "put it back as it was, or fine-tune into a new folder"
+    try:
+        about: Any = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"cannot read {file}: {error}; {cure}") from error
+    for name, kind in _TOLD.items():
+        if not isinstance(about, dict) or not isinstance(about.get(name), kind):
+            raise ValueError(f"{file} does not tell {name}: {cure}")
+    told: dict[str, Any] = about
+    return told
+
+
 class Generator:
     """A diffusion model with what was learned for it, on one device.
 
@@ -92,7 +106,7 @@ class Generator:
     flags comes back black.
 
     hashes: "model", "adapter" and "tokens" to the SHA-256 of their files, None without.  token_names: the tokens that
-    were added.  edits: whether it is one by instructions.
+    were added.  dtype: as it was given.  edits: whether it is one by instructions.
 
     Raises OSError where there is no such model, and ValueError where something does not fit it.
     """
@@ -105,6 +119,7 @@ class Generator:
         device: str = "cpu",
         dtype: str = "float32",
     ):
+        self.dtype = dtype
         folder, pipeline = load_pipeline(model, dtype)
         with quietly():
             self._pipeline, self.edits = from_pictures(pipeline, folder)
@@ -133,9 +148,10 @@ class Generator:
         tokenizer = self._pipeline.tokenizer
         limit = min(tokenizer.model_max_length, self._pipeline.text_encoder.config.max_position_embeddings)
         room = limit - tokenizer.num_special_tokens_to_add()
+        there = f"added are: {shorten(', '.join(self.token_names) or 'none', 200)}.  Name the folder with its file "
+        there += "(`--tokens`, or `--finetuned`), or mend the prompt"
         for prompt in dict.fromkeys(prompts):
-            for word in _BRACKETS.findall(prompt):
-                self._check_token(word, prompt)
+            check_tokens(tokenizer, prompt, "prompt", there)
             full = self._pipeline.maybe_convert_prompt(prompt, tokenizer)
             count = len(token_numbers(tokenizer, full))
             if count > room:
@@ -206,15 +222,3 @@ class Generator:
             raise ValueError(f"images are {images.dtype} {images.min()} to {images.max()}, expected [0, 1] or uint8")
         x = images / np.float32(255) if images.dtype == np.uint8 else images
         return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32))
-
-    def _check_token(self, word: str, prompt: str) -> None:
-        tokenizer = self._pipeline.tokenizer
-        numbers, added = token_numbers(tokenizer, word), tokenizer.get_added_vocab()
-        if len(numbers) == 1 and numbers[0] in added.values():
-            return
-        there = shorten(", ".join(self.token_names) or "none", 200)
-        raise ValueError(
-            f"token {word} of prompt {shorten(prompt, 80)!r} is unknown to the model, which would read it as "
-            f"{len(numbers)} other tokens; added are: {there}.  Name the folder with its file "
-            "(`--tokens`, or `--finetuned`), or mend the prompt"
-        )

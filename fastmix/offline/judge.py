@@ -6,9 +6,9 @@ Clean, mixed and refined pictures reach it in one way, by the usual centre crop.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from ..learn.filling import evaluating, logits_of
 from ..learn.prototypes import Normalised, random_weights
 from ..rng import Ids, Key, integers, shuffle
 from .composing import picture_of
+from .folder import check_room, write
 
 __all__ = ["Judge", "Training", "cut", "judge_of", "load_judge", "split", "train"]
 
@@ -71,7 +72,7 @@ class Judge:
         """(N, C) of whole pictures of any shapes.  Raises ValueError where they are not finite."""
         images = torch.from_numpy(cut(pictures, self.size)).to(self.device)
         with evaluating(self.model), torch.no_grad():
-            found = logits_of(self.model, _floats(images)).float().softmax(1)
+            found = _logits(self.model, _floats(images)).float().softmax(1)
         if not found.isfinite().all():
             raise ValueError("the classifier gives values that are not finite, expected logits: look at its weights")
         shares: NDArray[np.float32] = found.cpu().numpy()
@@ -83,9 +84,12 @@ def judge_of(model: nn.Module, classes: int, size: int, mean: Any, std: Any, dev
     try:
         wrapped = Normalised(model, mean, std).to(device)
         with evaluating(wrapped), torch.no_grad():
-            outputs = logits_of(wrapped, torch.zeros((2, 3, size, size), device=device)).shape[1]
-    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-        raise ValueError(f"the classifier cannot be run on {device!r} at {size} px: {error}") from error
+            outputs = _logits(wrapped, torch.zeros((2, 3, size, size), device=device)).shape[1]
+    except ValueError:
+        raise
+    except Exception as error:  # of any kind: the model is the user's
+        kind = type(error).__name__
+        raise ValueError(f"the classifier cannot be run on {device!r} at {size} px: {kind}: {error}") from error
     if outputs != classes:
         raise ValueError(f"the classifier has {outputs} outputs, expected the {classes} classes of the data in order")
     return Judge(wrapped, size, device)
@@ -119,6 +123,7 @@ def load_judge(
     about = json.dumps({"version": _VERSION, **asdict(how), "data": _digest(source, numbers, labels)}, sort_keys=True)
     model = network(classes)
     if not _take(file, about, model):
+        check_room(file.parent)
         pictures = _squares(source, numbers, how.size * 8 // 7, quiet)
         model = train(pictures, labels[numbers], model, how, device, quiet).cpu()
         _keep(file, about, model)
@@ -158,6 +163,14 @@ def _batches(pictures: U8, labels: Ids, how: Training) -> Iterator[tuple[Tensor,
                 for i, (top, left) in zip(rows, corners[rows].tolist(), strict=True)
             ]
             yield torch.from_numpy(np.stack(windows)), torch.from_numpy(labels[rows])
+
+
+def _logits(model: nn.Module, images: Tensor) -> Tensor:
+    """(N, K) of N pictures.  Raises ValueError for other answers."""
+    logits = logits_of(model, images)
+    if len(logits) != len(images):
+        raise ValueError(f"the classifier gives {len(logits)} rows for {len(images)} pictures, expected one each")
+    return logits
 
 
 def _floats(images: Tensor) -> Tensor:
@@ -206,10 +219,6 @@ def _take(file: Path, about: str, model: nn.Module) -> bool:
 
 
 def _keep(file: Path, about: str, model: nn.Module) -> None:
-    """Written under another name and moved into place, so that no half of it is ever taken."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        torch.save({"about": about, "model": model.state_dict()}, part)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
+    data = io.BytesIO()
+    torch.save({"about": about, "model": model.state_dict()}, data)
+    write(file, data.getvalue())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .finetuning import Finetuning
-from .pipelines import token_numbers
+from .pipelines import check_tokens, token_numbers
 
 __all__ = ["Learner", "captions_of", "check_model", "learner_of", "loss_weights"]
 
@@ -85,6 +85,7 @@ def captions_of(pipeline: Any, tokens: Sequence[str], settings: Finetuning) -> T
     tokenizer, captions = pipeline.tokenizer, settings.captions(tokens)
     limit = min(tokenizer.model_max_length, pipeline.text_encoder.config.max_position_embeddings)
     for caption in captions:
+        check_tokens(tokenizer, caption, "caption", "write it without < and >: the tokens of classes go by {token}")
         count = len(token_numbers(tokenizer, caption)) + tokenizer.num_special_tokens_to_add()
         if count > limit:
             raise ValueError(f"caption {caption!r} has {count} tokens, expected at most {limit}: shorten it")

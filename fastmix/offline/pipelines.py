@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ _NAME = "fastmix"  # of the adapter, inside peft
 _DTYPES = ("float32", "float16", "bfloat16")
 _HASHED = (".safetensors", ".bin", ".json", ".txt")  # weights, settings, and the merges of a tokenizer
 _PARTS = ("unet", "vae", "text_encoder", "tokenizer")
+_BRACKETS = re.compile(r"<[^<>]*>")
 
 
 def load_pipeline(model: str | Path, dtype: str = "float32") -> tuple[Path, Any]:
@@ -92,6 +94,8 @@ def check_installed() -> None:
 def _model_folder(model: str) -> Path:
     import diffusers
 
+    if not model.strip():
+        raise ValueError(f"model is {model!r}, expected a folder that save_pretrained wrote, or a name on the hub")
     if Path(model).is_dir():
         if not (Path(model) / "model_index.json").is_file():
             raise FileNotFoundError(f"{model} has no model_index.json, expected a folder that save_pretrained wrote")
@@ -217,6 +221,18 @@ def token_numbers(tokenizer: Any, text: str) -> list[int]:
     # With a limit of its own, far off, the tokenizer says nothing of the model's, which the caller checks.
     numbers: list[int] = tokenizer(text, add_special_tokens=False, truncation=True, max_length=1 << 20).input_ids
     return numbers
+
+
+def check_tokens(tokenizer: Any, text: str, what: str, there: str) -> None:
+    """Raise ValueError for a token, <like this>, in a text that was not added.  there: what was, in words."""
+    added = tokenizer.get_added_vocab().values()
+    for word in _BRACKETS.findall(text):
+        numbers = token_numbers(tokenizer, word)
+        if len(numbers) != 1 or numbers[0] not in added:
+            raise ValueError(
+                f"token {word} of {what} {shorten(text, 80)!r} is unknown to the model, which would read it as "
+                f"{len(numbers)} other tokens; {there}"
+            )
 
 
 def shorten(text: str, width: int = 300) -> str:

@@ -12,20 +12,21 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from ..datasets import open_source
+from ..datasets import Source, open_source
 from ..manifest import Manifest, read_manifest
 from ..pools import default_pool
 from ..types import FastmixError, Pool
 from .composing import Maps
 from .expansion import Expansion
 from .folder import Folder
-from .records import prompts_of
-from .work import GivenMaps, Job, Refiner, classes_of, make_maps, make_part, settings_of
+from .records import Classes, prompts_of
+from .sources import classes_of, contents_of, digests_of
+from .work import GivenMaps, Job, Refiner, has_maps, make_maps, make_part, settings_of, unmade
 
 __all__ = ["expand", "expand_with_ray", "ranks"]
 
@@ -51,18 +52,20 @@ def expand(
     maps: saliency maps, or a file of them that `MapFile` opens; None: the spectral residual.  pool: of fractals; None:
     the default one.
 
-    Whenever it is stopped, the next call goes on after the last whole block.  Raises ValueError for settings or data
-    that differ from those that `out` was begun with, for prompts that the model does not understand and the like;
-    OSError for a file that cannot be written, FastmixError for a sample that cannot be read.
+    Whenever it is stopped, the next call goes on after the last whole block, and makes pictures again that were lost.
+    Raises ValueError for settings or data that differ from those that `out` was begun with, for prompts that the model
+    does not understand and the like; OSError for a file that cannot be written; and FastmixError for a sample that
+    cannot be read: all of them are, before the model runs.
     """
     _check_world(rank, world, batch_size)
-    settled = _settled(expansion, getattr(generator, "edits", False))
-    job = _plan(source, out, settled, generator.hashes, batch_size, tokens, maps, pool)
-    generator.check_prompts(prompts_of(settled, job.classes))
+    data = open_source(source)
+    classes = classes_of(data, tokens)
+    model = _asked(lambda: generator, prompts_of(expansion, classes))
+    job = _plan(data, classes, out, expansion, model, batch_size, maps, pool)
+    job = _looked_at(job, rank, world, quiet)
     with job.folder.held(job.settings) if rank == 0 else nullcontext():
         _wait(world)
-        if not job.folder.manifest.is_file():
-            _make(job, generator, rank, world, quiet)
+        _make(job, generator, rank, world, quiet)
         _wait(world)
     return read_manifest(job.folder.path)
 
@@ -93,16 +96,18 @@ def expand_with_ray(
     _check_world(0, 1, batch_size)
     if workers < 1:
         raise ValueError(f"workers is {workers}, expected at least 1")
-    classes = classes_of(open_source(source), tokens)
+    data = open_source(source)
+    classes = classes_of(data, tokens)
     with _plainly(ray), _without_bars(ray):
+        _check_gpus(ray, workers, gpus)
         asked = ray.remote(_asked).options(num_gpus=gpus).remote(make_generator, prompts_of(expansion, classes))
-        hashes, edits = ray.get(asked)
-        job = _plan(source, out, _settled(expansion, edits), hashes, batch_size, tokens, maps, pool)
+        job = _plan(data, classes, out, expansion, ray.get(asked), batch_size, maps, pool)
+        job = _looked_at(job, 0, 1, quiet)
         with job.folder.held(job.settings):
-            if not job.folder.manifest.is_file():
-                _spread(ray, job, None, job.map_blocks, workers, 0, quiet)
-                _spread(ray, job, make_generator, job.blocks, workers, gpus, quiet)
-                job.folder.merge(job.blocks, job.settings)
+            if todo := unmade(job, range(job.blocks)):
+                _spread(ray, job, None, [i for i in range(job.map_blocks) if not has_maps(job, i)], workers, 0, quiet)
+                _spread(ray, job, make_generator, todo, workers, gpus, quiet)
+            job.folder.merge(job.blocks, job.settings)
     return read_manifest(job.folder.path)
 
 
@@ -130,9 +135,10 @@ _EXPECTED = (ValueError, OSError, FastmixError)  # of users, who are told in one
 
 @dataclass
 class _Maker:
-    """An actor of Ray: makes the blocks of the numbers that it is given; maps if it has no generator."""
+    """An actor of Ray: makes the blocks whose places in `blocks` it is given; maps if it has no generator."""
 
     job: Job
+    blocks: Sequence[int]
     make_generator: Callable[[], Refiner] | None
 
     def __post_init__(self) -> None:
@@ -142,7 +148,7 @@ class _Maker:
         """What went wrong goes back as it is, pickled: Ray would tell its text alone."""
         failure = b""
         try:
-            for block in batch["id"].tolist():
+            for block in [self.blocks[place] for place in batch["id"].tolist()]:
                 if self.generator is None:
                     make_maps(self.job, block)
                 else:
@@ -152,28 +158,55 @@ class _Maker:
         return {"id": batch["id"], "failure": [failure] * len(batch["id"])}
 
 
-def _asked(make_generator: Callable[[], Refiner], prompts: list[str]) -> tuple[dict[str, str | None], bool]:
-    """What must be known of the model before the work begins."""
+class _Model(NamedTuple):
+    """What must be known of a model before the work begins: see `Refiner`."""
+
+    hashes: dict[str, str | None]
+    edits: bool
+    dtype: str | None
+
+
+def _asked(make_generator: Callable[[], Refiner], prompts: list[str]) -> _Model:
     generator = make_generator()
     generator.check_prompts(prompts)
-    return dict(generator.hashes), getattr(generator, "edits", False)
+    return _Model(dict(generator.hashes), getattr(generator, "edits", False), getattr(generator, "dtype", None))
+
+
+def _check_gpus(ray: Any, workers: int, gpus: float) -> None:
+    """Ray would wait for GPUs that are not there, without an end."""
+    if not gpus:
+        return
+    if not ray.is_initialized():
+        ray.init()
+    there = ray.cluster_resources().get("GPU", 0)
+    if there < workers * gpus:
+        raise ValueError(
+            f"{workers} workers of Ray need {workers * gpus:g} GPUs, and its cluster has {there:g}: take fewer workers "
+            "(--ray), another device (--device cpu), or start Ray where there are more"
+        )
 
 
 def _spread(
-    ray: Any, job: Job, make: Callable[[], Refiner] | None, blocks: int, workers: int, gpus: float, quiet: bool
+    ray: Any,
+    job: Job,
+    make: Callable[[], Refiner] | None,
+    blocks: Sequence[int],
+    workers: int,
+    gpus: float,
+    quiet: bool,
 ) -> None:
     if not blocks:
         return
     # The numbers are made first: where every CPU has an actor, none would be left to make them.
-    numbers = ray.data.range(blocks, override_num_blocks=blocks).materialize()
+    numbers = ray.data.range(len(blocks), override_num_blocks=len(blocks)).materialize()
     made = numbers.map_batches(
         _Maker,
-        fn_constructor_args=(job, make),
+        fn_constructor_args=(job, blocks, make),
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(workers, blocks)),
+        compute=ray.data.ActorPoolStrategy(size=min(workers, len(blocks))),
         num_gpus=gpus or None,
     )
-    with tqdm(total=blocks, desc="refining" if make else "maps", unit="block", disable=quiet) as bar:
+    with tqdm(total=len(blocks), desc="refining" if make else "maps", unit="block", disable=quiet) as bar:
         for batch in made.iter_batches(batch_size=1):
             if failure := bytes(batch["failure"][0]):
                 raise pickle.loads(failure)
@@ -207,11 +240,13 @@ def _without_bars(ray: Any) -> Iterator[None]:
 
 def _make(job: Job, generator: Refiner, rank: int, world: int, quiet: bool) -> None:
     silent = quiet or rank > 0
-    for block in tqdm(range(rank, job.map_blocks, world), "maps", unit="block", disable=silent or not job.map_blocks):
+    mine = unmade(job, range(rank, job.blocks, world))
+    maps = [block for block in range(rank, job.map_blocks, world) if not has_maps(job, block)]
+    for block in tqdm(maps, "maps", unit="block", disable=silent or not maps):
         make_maps(job, block)
     _wait(world)
-    mine = range(rank, job.blocks, world)
-    with tqdm(total=sum(len(job.block(i)) for i in mine), desc="refining", unit="record", disable=silent) as bar:
+    left = sum(len(job.block(block)) for block in mine)
+    with tqdm(total=left, desc="refining", unit="record", disable=silent or not mine) as bar:
         for block in mine:
             make_part(job, block, generator, bar.update)
     _wait(world)
@@ -220,30 +255,35 @@ def _make(job: Job, generator: Refiner, rank: int, world: int, quiet: bool) -> N
 
 
 def _plan(
-    source: Any,
+    data: Source,
+    classes: Classes,
     out: str | Path,
     expansion: Expansion,
-    hashes: Any,
+    model: _Model,
     batch_size: int,
-    tokens: Sequence[str] | None,
     maps: Maps | str | Path | None,
     pool: Pool | None,
 ) -> Job:
-    data = open_source(source)
-    classes = classes_of(data, tokens)
+    """The work, as far as it is known before the pictures are looked at."""
     for name, given, used in (("maps", maps, expansion.compose), ("a pool", pool, expansion.fractal)):
         if given is not None and not used:
             raise ValueError(f"{name} is given, and this expansion makes no use of it: drop it, or take another preset")
+    if model.edits:  # what is written down of a model that takes no strength is 1
+        expansion = replace(expansion, strengths=(1.0,))
     if isinstance(maps, str | Path):
         maps = GivenMaps(maps, data)
     pool = pool or (default_pool() if expansion.fractal else None)
-    settings = settings_of(expansion, classes, hashes, maps, pool)
-    return Job(data, Folder(Path(out)), expansion, classes, dict(hashes), batch_size, maps, pool, settings)
+    folder, settings = Folder(Path(out)), settings_of(expansion, classes, model.hashes, model.dtype, maps, pool)
+    folder.check(settings)
+    return Job(data, folder, expansion, classes, model.hashes, batch_size, maps, pool, settings)
 
 
-def _settled(expansion: Expansion, edits: bool) -> Expansion:
-    """What is written down of a model that takes no strength is 1."""
-    return replace(expansion, strengths=(1.0,)) if edits else expansion
+def _looked_at(job: Job, rank: int, world: int, quiet: bool) -> Job:
+    """The work, with the contents of the pictures in its settings; each rank looks at a part of them."""
+    count = len(job.source)
+    parts = _gathered(digests_of(job.source, range(rank, count, world), quiet or rank > 0), world)
+    contents = contents_of([parts[number % world][number // world] for number in range(count)])
+    return replace(job, settings={**job.settings, "contents": contents})
 
 
 def _check_world(rank: int, world: int, batch_size: int) -> None:
@@ -263,10 +303,17 @@ def _check_world(rank: int, world: int, batch_size: int) -> None:
 
 def _wait(world: int) -> None:
     """Until all ranks are here."""
+    _gathered(None, world)
+
+
+def _gathered(own: Any, world: int) -> list[Any]:
+    """What all ranks have, by their numbers."""
+    found = [own] * world
     if world > 1:
         import torch.distributed as dist
 
         try:
-            dist.barrier()
+            dist.all_gather_object(found, own)
         except RuntimeError as error:
             raise ValueError("another process of this run has ended; what it said tells why") from error
+    return found

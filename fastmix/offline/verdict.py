@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from .agreement import Bools, Figures, Rule, Share, agreement, facts, failures, 
 from .check import Kept, Seen, Subject, baselines, keep, look, sheet, some, subject_of
 from .composing import SPECTRAL
 from .expansion import Expansion
+from .folder import check_room
 from .judge import Judge, Training, judge_of, load_judge, split
 from .work import GivenMaps
 
@@ -55,14 +57,18 @@ def check(options: Namespace) -> None:
     bound = None if options.keep_if is None else read_bound(options.keep_if)
     _check_options(options)
     quiet = options.quiet or not sys.stderr.isatty()
-    data = _subject(options)
+    data = _subject(options, quiet)
+    if bound is not None:
+        check_room(data.manifest.folder)
+    if options.output:
+        check_room(Path(options.output).parent)
     judges = _judges(options, data, training, bound is not None, quiet)
     rows = some([row for row in data.manifest.made if judges.held[row["source"]]], options.records, options.seed)
     if not rows:
         raise ValueError("no record is of a source that the judge has not seen: raise --held-out, or give --classifier")
     seen = look(data, rows, judges.first, options.batch_size, quiet)
     if options.baseline:
-        generator = _generator(options)
+        generator = _generator(options, options.dtype or data.manifest.about.get("dtype") or "float32")
         seen = baselines(data, seen, judges.first, generator, options.baseline, options.batch_size, quiet)
     kept = None if bound is None else _kept(options, data, seen, judges, bound, quiet)
     report = _Report(data, seen, judges, rule, agreement(seen.rows, seen.named), kept)
@@ -87,33 +93,35 @@ def _check_options(options: Namespace) -> None:
     if options.baseline < 0 or (options.baseline and not (options.model or options.finetuned)):
         raise ValueError(f"--baseline is {options.baseline}, expected 0, or more with the --model that made the set")
     target = options.output and Path(options.output)
-    if target and (not target.parent.is_dir() or target.suffix.lower() not in _ENDINGS):
+    if target and (not target.parent.is_dir() or target.is_dir() or target.suffix.lower() not in _ENDINGS):
         raise ValueError(
             f"cannot write {target}: expected a file in a folder that exists, named *{' or *'.join(_ENDINGS)}"
         )
 
 
 def _training(options: Namespace) -> Training:
-    size = options.size or (_GIVEN_SIZE if options.classifier else Training.size)
+    size = options.size
+    if size is None:
+        size = _GIVEN_SIZE if options.classifier else Training.size
     return Training(size=size, epochs=options.epochs, held_out=options.held_out, seed=options.seed)
 
 
-def _subject(options: Namespace) -> Subject:
+def _subject(options: Namespace, quiet: bool) -> Subject:
     manifest, source = read_manifest(options.out), open_source(options.data)
-    expansion = Expansion.from_json(manifest.about["expansion"])
-    maps, made_with = options.maps and GivenMaps(options.maps, source), manifest.about["saliency"]
+    expansion = Expansion.from_json(manifest.about.get("expansion", {}))
+    maps, made_with = options.maps and GivenMaps(options.maps, source), manifest.about.get("saliency")
     if maps and maps.name != made_with:
         raise ValueError(f"--maps {options.maps} are {maps.name}, but the set was made with {made_with}: give these")
     if maps is None and made_with not in (None, SPECTRAL):
         raise ValueError(f"the set was made with {made_with}: give the file of these with --maps")
-    return subject_of(source, manifest, expansion, maps)
+    return subject_of(source, manifest, expansion, maps, quiet)
 
 
 def _judges(options: Namespace, data: Subject, how: Training, both: bool, quiet: bool) -> _Judges:
     """The classifier that is given, for all sources; or one trained here, and for a filter another for the others."""
     classes, device, everyone = len(data.manifest.classes), options.device, np.arange(len(data.labels))
     if options.classifier:
-        model = load_model(options.classifier, options.classifier_args, options.weights)
+        model = _given(options)
         mean, std = getattr(options, "mean", IMAGENET_MEAN), getattr(options, "std", IMAGENET_STD)
         judge = judge_of(model, classes, how.size, mean, std, device)
         return _Judges(judge, None, np.ones(len(everyone), np.bool_), str(options.classifier))
@@ -131,12 +139,26 @@ def _judges(options: Namespace, data: Subject, how: Training, both: bool, quiet:
     return _Judges(trained("judge.pt", ~held), trained("judge_other.pt", held) if both else None, held, told)
 
 
-def _generator(options: Namespace) -> Any:
+def _given(options: Namespace) -> Any:
+    """The classifier of --classifier.  Raises ValueError where the user's function fails, in whatever way."""
+    try:
+        return load_model(options.classifier, options.classifier_args, options.weights)
+    except (ImportError, OSError, ValueError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"--classifier {options.classifier} with --classifier-args {json.dumps(options.classifier_args)} fails: "
+            f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        ) from error
+
+
+def _generator(options: Namespace, dtype: str) -> Any:
     from .generator import Adapted
 
     if options.finetuned:
-        return Adapted.finetuned(options.finetuned, options.model).load(options.device, options.dtype)
-    return Adapted(options.model, options.adapter, options.tokens).load(options.device, options.dtype)
+        return Adapted.finetuned(options.finetuned, options.model).load(options.device, dtype)
+    return Adapted(options.model, options.adapter, options.tokens).load(options.device, dtype)
 
 
 def _kept(options: Namespace, data: Subject, seen: Seen, judges: _Judges, bound: float, quiet: bool) -> Kept:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,29 +17,33 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..datasets import Source, known_labels
+from ..datasets import Source
 from ..kernels import F32, U8
-from ..manifest import MADE
+from ..manifest import MADE, read_rows
 from ..mapfile import MapFile
 from ..maps import Geometry
 from ..types import Pool
 from .composing import SPECTRAL, Maps, aim, composed, finished, fitting, map_of, picture_of, resized
 from .expansion import Expansion
-from .folder import Folder
+from .folder import Folder, write
 from .records import Classes, decided
+from .sources import names_of
 
-__all__ = ["BLOCK", "GivenMaps", "Job", "Refiner", "SavedMaps", "classes_of", "make_maps", "make_part", "settings_of"]
+__all__ = ["BLOCK", "GivenMaps", "Job", "Refiner", "SavedMaps", "has_maps", "make_maps", "make_part", "settings_of"]
+__all__ += ["unmade"]
 
 BLOCK = 32  # records
 _MAPS = 256  # samples of a file of maps
 _TRIES = 4  # with seed, seed + 1, ...: a safety checker makes pictures black
 _QUALITY = {"quality": 95, "subsampling": 0}  # of a JPEG
+_STARTS, _ENDS = (b"\x89PNG\r\n", b"\xff\xd8\xff"), (b"IEND\xaeB`\x82", b"\xff\xd9")  # of PNG and JPEG
 
 
 class Refiner(Protocol):
     """What brings pictures to their prompts, such as `Generator`.
 
-    One that edits by instructions, and so takes no strength, has an attribute `edits` that is True.
+    One that edits by instructions, and so takes no strength, has an attribute `edits` that is True.  Where there are
+    several precisions, `dtype` names the one it works in.
     """
 
     @property
@@ -128,72 +130,88 @@ class Job:
         return range(number * BLOCK, min((number + 1) * BLOCK, self.records))
 
 
-def classes_of(source: Source, tokens: Sequence[str] | None = None) -> Classes:
-    """Labels, names and paths of a data set.  tokens: one a class; None: <class_0>, <class_1> and so on.
-
-    Raises ValueError for labels that are no class numbers, names that are missing or cannot be those of folders, or
-    another number of tokens.
-    """
-    names = source.classes
-    if len(source) == 0 or not names:
-        raise ValueError(
-            f"the data set has {len(source)} samples and {len(names or [])} class names, expected at least one of "
-            "each: give a folder with one subfolder a class"
-        )
-    for name in names:
-        if name in ("", ".", "..") or "/" in name or "\0" in name or names.count(name) > 1:
-            raise ValueError(f"a class is named {name!r}, expected different names of folders: rename it")
-    labels = known_labels(source)
-    if labels is None:
-        labels = np.array([source.read(i).label for i in range(len(source))])
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < len(names):
-        raise ValueError(
-            f"labels are {labels.dtype} {labels.shape}, expected class numbers in 0..{len(names) - 1}, one a sample"
-        )
-    tokens = [f"<class_{number}>" for number in range(len(names))] if tokens is None else tokens
-    if len(tokens) != len(names):
-        raise ValueError(f"there are {len(tokens)} tokens, expected one for each of the {len(names)} classes")
-    return Classes(
-        labels.astype(np.int64), tuple(names), tuple(tokens), _below([*map(source.path, range(len(source)))])
-    )
-
-
 def settings_of(
-    expansion: Expansion, classes: Classes, hashes: Mapping[str, str | None], maps: Maps | None, pool: Pool | None
+    expansion: Expansion,
+    classes: Classes,
+    hashes: Mapping[str, str | None],
+    dtype: str | None,
+    maps: Maps | None,
+    pool: Pool | None,
 ) -> dict[str, Any]:
-    """`Job.settings`, ready for JSON."""
+    """`Job.settings`, ready for JSON, but for the contents of the pictures."""
     return {
         "expansion": asdict(expansion),
         "sources": len(classes.labels),
         "classes": list(classes.names),
         "token_names": list(classes.tokens),
-        "data": _fingerprint(classes),
+        "data": names_of(classes),
         "saliency": None if not expansion.compose else maps.name if maps else SPECTRAL,
         "pool": hashlib.sha256(pool.images.data).hexdigest() if pool else None,
+        "dtype": dtype,
         **{name: hashes.get(name) for name in ("model", "adapter", "tokens")},
     }
 
 
+def has_maps(job: Job, block: int) -> bool:
+    """Whether the maps of a block of samples are there, and sound."""
+    try:
+        maps = np.lib.format.open_memmap(job.folder.maps(block), "r")
+    except (OSError, ValueError):
+        return False
+    return bool(maps.dtype == np.float32 and maps.ndim == 3 and len(maps) == len(_samples(job, block)))
+
+
 def make_maps(job: Job, block: int) -> None:
-    """Make and keep the maps of a block of samples, unless they are there."""
-    path = job.folder.maps(block)
-    if path.is_file():
-        return
-    ids = range(block * _MAPS, min((block + 1) * _MAPS, len(job.source)))
-    maps = np.stack([map_of(picture_of(job.source, i), job.expansion.size) for i in ids])
+    """Make and keep the maps of a block of samples."""
+    maps = np.stack([map_of(picture_of(job.source, i), job.expansion.size) for i in _samples(job, block)])
     data = io.BytesIO()
     np.save(data, maps)
-    job.folder.write(path, data.getvalue())
+    write(job.folder.maps(block), data.getvalue())
+
+
+def _samples(job: Job, block: int) -> range:
+    return range(block * _MAPS, min((block + 1) * _MAPS, len(job.source)))
+
+
+def unmade(job: Job, blocks: Iterable[int]) -> list[int]:
+    """Those of some blocks of records of which a row or a picture is missing, or a picture is cut off."""
+    folder, found, whole = job.folder, [], None
+    if folder.manifest.is_file():
+        try:
+            whole = read_rows(folder.manifest)[0]
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; or delete {folder.manifest}, and run it again: then it is made again"
+            ) from error
+    for block in blocks:
+        records = job.block(block)
+        rows = _part(folder.part(block)) if whole is None else whole[records.start : records.stop]
+        if len(rows) < len(records) or not all(_is_whole(folder.path / row["path"]) for row in rows if row["path"]):
+            found.append(block)
+    return found
+
+
+def _part(path: Path) -> list[dict[str, Any]]:
+    """The rows of a block; none where they are missing or damaged."""
+    try:
+        return read_rows(path)[0]
+    except (OSError, ValueError):
+        return []
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a picture is there from its first byte to its last ones; cheaply, as there are many."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(8)
+            file.seek(-8, io.SEEK_END)
+            return first.startswith(_STARTS) and file.read().endswith(_ENDS)
+    except OSError:  # of a file of fewer bytes, too
+        return False
 
 
 def make_part(job: Job, block: int, generator: Refiner, tell: Callable[[int], Any] = lambda _: None) -> None:
-    """Make the pictures of a block of records, then keep its rows, unless these are there.
-
-    tell: is called with numbers of records that are done.
-    """
-    if job.folder.part(block).is_file():
-        tell(len(job.block(block)))
-        return
+    """Make the pictures of a block of records, then keep its rows.  tell: is called with numbers of records done."""
     rows = [_aimed(job, record) for record in job.block(block)]
     todo = [row for row in rows if row["status"] == MADE]
     tell(len(rows) - len(todo))
@@ -234,7 +252,7 @@ def _make_pictures(job: Job, rows: Sequence[dict[str, Any]], generator: Refiner)
             copy = row["record"] % job.expansion.multiplier
             name = f"{row['source']:07d}_{copy:03d}.{job.expansion.picture}"
             row["path"] = f"pictures/{job.classes.names[row['source_label']]}/{name}"
-            job.folder.write(job.folder.path / row["path"], _encoded(resized(levels, shape), job.expansion.picture))
+            write(job.folder.path / row["path"], _encoded(resized(levels, shape), job.expansion.picture))
 
 
 def _refined(generator: Refiner, images: U8, rows: Sequence[dict[str, Any]]) -> F32:
@@ -267,16 +285,3 @@ def _encoded(picture: U8, kind: str) -> bytes:
     else:
         Image.fromarray(picture).save(data, "PNG")
     return data.getvalue()
-
-
-def _below(paths: Sequence[str | None]) -> list[str | None]:
-    """Paths below the folder that all of them are in, so that a set may be moved."""
-    known = [path for path in paths if path is not None]
-    root = os.path.commonpath([str(Path(path).parent) for path in known]) if known else ""
-    return [None if path is None else os.path.relpath(path, root) for path in paths]
-
-
-def _fingerprint(classes: Classes) -> str:
-    made = hashlib.sha256(json.dumps([classes.names, list(classes.paths)]).encode())
-    made.update(classes.labels.astype("<i8").tobytes())
-    return made.hexdigest()

@@ -57,6 +57,7 @@ except ModuleNotFoundError as missing:
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler, default_collate
 
 from .batches import as_batch
+from .device import check_device, sender
 from .samplers import KeyedSampler, other_epoch, own_sampler, samplers_of, tell_epoch
 
 _FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -90,10 +91,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     num_classes: for soft labels; None: the dataset's `classes`, else the method's `num_classes`.
     on_error: "raise" a FastmixError, or "replace" a bad sample by another one, drawn by key (from the dataset, or from
     its batch if a sampler was given); `bad` then lists (id, path, reason), and a warning at the epoch's end does.
-    pool: pictures to mix in, a Pool or its path; None: the method's, else `default_pool()`.
-    device: None or "cpu".  views: 3 stacks (clean, mixed, mixed) as (3N, 3, H, W), for labels of N; 2 stacks two crops,
-    drawn independently, (view 1, view 2) as (2N, 3, H, W), and with any method (view 1, view 2, mixed 1, mixed 2) as
-    (4N, 3, H, W), each view mixed within itself; labels stay plain.  jitter: a `ColorJitter` of each crop, or None.
+    pool: pictures to mix in, a Pool or its path; None: the method's, else `default_pool()`.  device: None, "cpu", or a
+    CUDA device: crops are sent there and mixed while the model works.  jitter: a `ColorJitter` of each crop, or None.
+    views: 3 stacks (clean, mixed, mixed) as (3N, 3, H, W), for labels of N; 2 stacks two crops, drawn independently, as
+    (2N, 3, H, W), and with any method (view 1, view 2, mixed 1, mixed 2), each mixed within itself; labels stay plain.
     maps: for methods that want some: `SpectralResidual()`, a `MapFile`, a `MapBank` that `put_maps` fills; or None.
     synthetic: what `fastmix refine` made of the dataset, a path or `Synthetic`.  replace_prob: of samples by it.
 
@@ -151,7 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.labels, self.on_error, self.pool, self.device = labels, on_error, pool, device
         self.views, self.num_classes, self.jitter, self.maps = views, num_classes, jitter, maps
         self.synthetic, self.replace_prob = synthetic, replace_prob
-        self._extras = Extras.of(self._source, maps, synthetic, replace_prob)
+        self._extras = Extras.of(self._source, maps, synthetic, replace_prob, num_classes)
         self._check(collate_fn, multiprocessing_context)
         if sampler is None and batch_sampler is None:
             sampler = own_sampler(dataset, bool(shuffle), seed, generator)
@@ -192,8 +193,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         for name, choices in (("labels", LABELS), ("on_error", ON_ERROR), ("memory_format", _FORMATS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {choices}")
-        if self.device is not None and torch.device(self.device).type != "cpu":
-            raise ValueError(f"device is {self.device!r}, expected None or 'cpu': move the batches with .to(device)")
+        check_device(self.device)
         if collate_fn not in (None, default_collate):
             raise ValueError(f"collate_fn is {collate_fn!r}, expected None: fastmix puts the batches together itself")
         if multiprocessing_context is not None:
@@ -219,9 +219,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _made_by(self, method: Method | None, anywhere: bool = True) -> Recipe:
         output = Output(level_table(self.output, self.mean, self.std), self.memory_format is torch.channels_last)
-        source, maps, synthetic = self._extras
-        options = self.views, self.on_error == "replace", anywhere, self.jitter, maps, synthetic
-        return Recipe(source, self._crop(), output, method, *options)
+        extras = self._extras = self._extras.now(self.maps, self.synthetic, self.replace_prob, self.num_classes)
+        options = self.views, self.on_error == "replace", anywhere, self.jitter, extras.maps, extras.synthetic
+        return Recipe(extras.source, self._crop(), output, method, *options)
 
     def _order(self) -> Order:
         length, batches = len(self._source), cast(Any, self.batch_sampler)
@@ -243,7 +243,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _batches(self, mix: Method | None) -> Iterator[list[Any]]:
         self._settle_epoch()
-        recipe = self._recipe(mix)
+        recipe = dataclasses.replace(self._recipe(mix), send=sender(self.device, self.output, self._kept))
         run = self._progress.begin(self._key_seed())
         if self.generator is not None:  # as torch does, so that the order is the same
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
@@ -257,7 +257,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             warnings.warn(f"bad samples replaced in epoch {run.epoch}: {len(bad)}{some}", stacklevel=2)
 
     def _deliver(self, run: Run, bad: list[Bad], job: Job) -> list[Any]:
-        batch = as_batch(job, getattr(torch, self.output), self.labels, self.num_classes, self.pin_memory)
+        batch = as_batch(job, self.output, self.labels, self.num_classes, self.pin_memory)
         run.handed_out(job.samples)
         self._delivered = Delivered.of(job)
         bad += [job.bad[row] for row in sorted(job.bad)]
