@@ -147,8 +147,8 @@ class Cuda(CudaMasks):
     def _render(self, images: Array, pool: Array, program: Program, lo: int, hi: int) -> tuple[Records, Array]:
         """Where the pictures of the layers are, (hi - lo, L) PICTURE, and the memory of those that are made.
 
-        Layers without ops lie where they are; the others are made one op after the other, for all samples at once, to
-        and fro between two halves of that memory.
+        Layers without ops lie where they are; the others are made one op after the other, for all samples at once, in
+        turns in two halves of that memory.
         """
         (height, width), size = images.shape[1:3], 3 * images.shape[1] * images.shape[2]
         layers, codes = program.layers[lo:hi], program.ops["code"][lo:hi]
