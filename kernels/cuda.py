@@ -73,7 +73,7 @@ class Cuda(CudaMasks):
     def filter3x3(self, images: Array, weights: Any, out: Array, lo: int, hi: int) -> None:
         """See `Backend.filter3x3`."""
         height, width = images.shape[1:3]
-        grid = blocks(height * width, THREADS), hi - lo
+        grid = hi - lo, blocks(height * width, THREADS)
         args = images[lo:hi], self._device.array(weights), np.int32(height), np.int32(width), out[lo:hi]
         self._jobs.launch("filter3x3", grid, THREADS, *args)
 
@@ -196,7 +196,7 @@ class Cuda(CudaMasks):
         summed = bool(np.isin(steps["mode"], (Mode.SUM, Mode.TOTAL)).any())
         self._jobs.launch(
             "fold_sums" if summed else "fold",
-            (blocks(height * width, _RUN * _FOLDERS), hi - lo),
+            (hi - lo, blocks(height * width, _RUN * _FOLDERS)),
             _FOLDERS,
             images[lo:hi],
             sent[0],

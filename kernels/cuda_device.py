@@ -54,7 +54,10 @@ class Device(Protocol):
         """Where the array starts."""
 
     def launch(self, name: str, grid: tuple[int, int], threads: int, *args: Any) -> None:
-        """Start a kernel of `source()`; numbers are NumPy scalars of the types that it declares."""
+        """Start a kernel of `source()` on a grid of pictures by parts of one.
+
+        Numbers are NumPy scalars of the types that it declares.
+        """
 
     def gather(self, body: Callable[..., None], count: int, *args: Any) -> None:
         """Start a body of `gather.py`, which has `count` turns to take."""

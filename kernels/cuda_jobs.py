@@ -60,7 +60,7 @@ class Jobs:
 
         Rows are the channels and, if there are four, Pillow's L.
         """
-        grid = min(blocks(size[0] * size[1], 16 * THREADS), PARTS), number
+        grid = number, min(blocks(size[0] * size[1], 16 * THREADS), PARTS)
         self.launch("histogram", grid, THREADS, jobs, np.int32(size[0]), np.int32(size[1]), np.int32(rows), counts)
 
     def apply(self, jobs: Records, sources: list[Array], out: Array) -> None:
@@ -78,8 +78,8 @@ class Jobs:
         self.device.clear(counts)
         tables = self.device.empty((max(second, 1), 3, 256), np.uint8)
         self.count(sent, first, 4, (height, width), counts)
-        self.launch("tables", (1, second), THREADS, sent, counts, np.int32(height * width), tables)
-        grid = blocks(height * width, 4 * THREADS), len(plain)
+        self.launch("tables", (second, 1), THREADS, sent, counts, np.int32(height * width), tables)
+        grid = len(plain), blocks(height * width, 4 * THREADS)
         self.launch("apply_ops", grid, THREADS, sent, tables, np.int32(height), np.int32(width), out)
 
     def _warp(self, jobs: Records, sources: list[Array], out: Array) -> None:
@@ -113,7 +113,7 @@ class Jobs:
         """Do the cuts, to out (N, H, W, 3): around a rectangle is what `under`, of that shape, has, if kept, or 0."""
         height, width = out.shape[1:3]
         (sent,) = self.device.upload(cuts)
-        grid = blocks(height * width, THREADS), len(cuts)
+        grid = len(cuts), blocks(height * width, THREADS)
         args = sent, under, np.int32(keep), np.int32(height), np.int32(width), out
         self.launch("resize", grid, THREADS, *args)
 

@@ -34,7 +34,7 @@ class CudaMasks:
     def enlarge(self, maps: Array, out: Array, lo: int, hi: int) -> None:
         """See `Backend.enlarge`."""
         sides = [np.int32(side) for side in (*maps.shape[1:], *out.shape[1:])]
-        grid = blocks(out.shape[1] * out.shape[2], THREADS), hi - lo
+        grid = hi - lo, blocks(out.shape[1] * out.shape[2], THREADS)
         self._jobs.launch("enlarge", grid, THREADS, maps[lo:hi], *sides, out[lo:hi])
 
     def join_masks(
@@ -51,14 +51,14 @@ class CudaMasks:
         """See `Backend.join_masks`."""
         pixels, mates = levels.shape[1] * levels.shape[2], self._device.array(partner[lo:hi] - lo)
         self._device.clear(areas[lo:hi])
-        grid = min(blocks(pixels, THREADS), PARTS), hi - lo
+        grid = hi - lo, min(blocks(pixels, THREADS), PARTS)
         args = levels[lo:hi], thresholds[lo:hi], mates, np.int32(pixels), np.int32(not union)
         self._jobs.launch("join_masks", grid, THREADS, *args, out[lo:hi], areas[lo:hi].view(np.uint64))
 
     def share_masks(self, maps: Array, partner: Any, out: Array, sums: Array, lo: int, hi: int) -> None:
         """See `Backend.share_masks`."""
         sides = [np.int32(side) for side in (*maps.shape[1:], *out.shape[1:])]
-        grid = min(blocks(out.shape[1] * out.shape[2], THREADS), PARTS), hi - lo
+        grid = hi - lo, min(blocks(out.shape[1] * out.shape[2], THREADS), PARTS)
         self._device.clear(sums[lo:hi])
         args = maps[lo:hi], self._device.array(partner[lo:hi] - lo), *sides, out[lo:hi], sums[lo:hi].view(np.uint64)
         self._jobs.launch("share_masks", grid, THREADS, *args)
@@ -68,10 +68,10 @@ class CudaMasks:
         height, width = levels.shape[1:]
         size = np.int32(height), np.int32(width)
         sums = self._device.empty((hi - lo, height + 1, width + 1), np.uint32)
-        self._jobs.launch("integral_rows", (blocks(height + 1, THREADS), hi - lo), THREADS, levels[lo:hi], *size, sums)
-        self._jobs.launch("integral_columns", (blocks(width + 1, THREADS), hi - lo), THREADS, *size, sums)
+        self._jobs.launch("integral_rows", (hi - lo, blocks(height + 1, THREADS)), THREADS, levels[lo:hi], *size, sums)
+        self._jobs.launch("integral_columns", (hi - lo, blocks(width + 1, THREADS)), THREADS, *size, sums)
         args = sums, self._device.array(sides)[lo:hi], *size, out[lo:hi]
-        self._jobs.launch("best_windows", (1, hi - lo), THREADS, *args)
+        self._jobs.launch("best_windows", (hi - lo, 1), THREADS, *args)
 
     def distances(self, maps: Array, others: Array, out: Array, lo: int, hi: int) -> None:
         """See `Backend.distances`."""
@@ -81,5 +81,5 @@ class CudaMasks:
         pixels, none = levels.shape[1] * levels.shape[2], self._device.empty((1,), np.float32)
         args = none if maps is None else maps, np.int32(pixels), np.int32(middle), np.int32(maps is not None)
         found = self._device.empty((1,), np.int32) if thresholds is None else thresholds
-        grid = 1, len(levels)
+        grid = len(levels), 1
         self._jobs.launch("quantise_otsu", grid, _ROW_THREADS, *args, np.int32(thresholds is not None), levels, found)

@@ -28,8 +28,8 @@ THREADS, PARTS = 256, 3  # of a block; blocks that share a map
 
 
 def launch(name: str, grid: tuple[int, int], *args: Any, threads: int = THREADS) -> None:
-    """A launch whose whole numbers are int32."""
-    HostDevice().launch(name, grid, threads, *(np.int32(a) if isinstance(a, int) else a for a in args))
+    """A launch whose whole numbers are int32; grid: parts, pictures."""
+    HostDevice().launch(name, grid[::-1], threads, *(np.int32(a) if isinstance(a, int) else a for a in args))
 
 
 @cache

@@ -178,8 +178,8 @@ __device__ inline void fold_row(
     const u8* images, const Picture* layers, const Step* steps, int layer_count, int step_count, const i64* ids, u32 k0,
     u32 k1, u32 epoch, const u8* masks, int channels, const float* logs, int height, int width, const void* table,
     int bytes, int last, int wide, void* out) {
-    i64 pixels = (i64)height * width, row = blockIdx.y;
-    i64 first = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * RUN;
+    i64 pixels = (i64)height * width, row = blockIdx.x;
+    i64 first = ((i64)blockIdx.y * blockDim.x + threadIdx.x) * RUN;
     if (first >= pixels) return;
     Stretch s{(int)first, (int)(pixels - first < RUN ? pixels - first : RUN), width, height};
     float x[VALUES], total[VALUES];
@@ -210,8 +210,8 @@ __device__ inline void fold_row(
     else write_values<u32, false>(x, s, (const u32*)table, wide, pixels, (u32*)out + apart);
 }
 
-// A row of the grid is a sample.  layers (N, L): where their pictures are.  masks (M, H, W, channels).  wide: whether all
-// stretches are whole and 16 bytes apart in out.
+// Of the grid, x is the sample, for there may be many, and y the part of it.  layers (N, L): where their pictures are.
+// masks (M, H, W, channels).  wide: whether all stretches are whole and 16 bytes apart in out.
 extern "C" __global__ void __launch_bounds__(128) fold(
     const u8* images, const Picture* layers, const Step* steps, int layer_count, int step_count, const i64* ids, u32 k0,
     u32 k1, u32 epoch, const u8* masks, int channels, const float* logs, int height, int width, const void* table,

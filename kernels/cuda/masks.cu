@@ -42,8 +42,8 @@ extern "C" __global__ COOPERATIVE void __launch_bounds__(1024) quantise_otsu(
     const float* maps, int pixels, int middle, int quantise, int otsu, u8* levels, int* thresholds) {
     __shared__ int low, high, counts[256];
     __shared__ double partings[256];
-    const float* map = maps + (quantise ? (i64)pixels * blockIdx.y : 0);
-    u8* made = levels + (i64)pixels * blockIdx.y;
+    const float* map = maps + (quantise ? (i64)pixels * blockIdx.x : 0);
+    u8* made = levels + (i64)pixels * blockIdx.x;
     EACH_THREAD {
         for (int v = threadIdx.x; v < 256; v += blockDim.x) counts[v] = 0;
         if (threadIdx.x == 0) {
@@ -83,7 +83,7 @@ extern "C" __global__ COOPERATIVE void __launch_bounds__(1024) quantise_otsu(
     }
     __syncthreads();
     EACH_THREAD {
-        if (otsu && threadIdx.x == 0) thresholds[blockIdx.y] = best_parting(partings, counts, middle);
+        if (otsu && threadIdx.x == 0) thresholds[blockIdx.x] = best_parting(partings, counts, middle);
     }
 }
 
@@ -92,7 +92,7 @@ extern "C" __global__ COOPERATIVE void __launch_bounds__(1024) quantise_otsu(
 extern "C" __global__ COOPERATIVE void join_masks(
     const u8* levels, const int* thresholds, const i64* partner, int pixels, int both, u8* out, u64* areas) {
     __shared__ int counted[3];
-    i64 own = blockIdx.y, other = partner[own];
+    i64 own = blockIdx.x, other = partner[own];
     EACH_THREAD {
         if (threadIdx.x < 3) counted[threadIdx.x] = 0;
     }
@@ -101,7 +101,7 @@ extern "C" __global__ COOPERATIVE void join_masks(
         const u8 *first = levels + pixels * own, *second = levels + pixels * other;
         u8* made = out + pixels * own;
         int s = thresholds[own], t = thresholds[other], sums[3] = {0, 0, 0};
-        for (int k = blockIdx.x * blockDim.x + threadIdx.x; k < pixels; k += blockDim.x * gridDim.x) {
+        for (int k = blockIdx.y * blockDim.x + threadIdx.x; k < pixels; k += blockDim.x * gridDim.y) {
             int a = first[k] > s, b = second[k] > t, joint = both ? a & b : a | b;
             made[k] = joint ? 255 : 0;
             sums[0] += a;
@@ -144,10 +144,10 @@ __device__ inline float enlarged(const float* map, int cell_rows, int cell_colum
 // A row of the grid is a map; maps (N, cell_rows, cell_columns), out (N, height, width).
 extern "C" __global__ void enlarge(
     const float* maps, int cell_rows, int cell_columns, int height, int width, float* out) {
-    i64 place = (i64)blockIdx.x * blockDim.x + threadIdx.x, pixels = (i64)height * width;
+    i64 place = (i64)blockIdx.y * blockDim.x + threadIdx.x, pixels = (i64)height * width;
     if (place >= pixels) return;
-    const float* map = maps + (i64)cell_rows * cell_columns * blockIdx.y;
-    out[pixels * blockIdx.y + place] = enlarged(map, cell_rows, cell_columns, height, width, (int)place);
+    const float* map = maps + (i64)cell_rows * cell_columns * blockIdx.x;
+    out[pixels * blockIdx.x + place] = enlarged(map, cell_rows, cell_columns, height, width, (int)place);
 }
 
 // A row of the grid is a map; out (N, height, width), sums (N,): zeros so far.  A partner may lie as in join_masks.
@@ -159,12 +159,12 @@ extern "C" __global__ COOPERATIVE void share_masks(
     }
     __syncthreads();
     EACH_THREAD {
-        i64 own = blockIdx.y, cells = (i64)cell_rows * cell_columns;
+        i64 own = blockIdx.x, cells = (i64)cell_rows * cell_columns;
         const float *first = maps + cells * own, *second = maps + cells * partner[own];
         int pixels = height * width;
         u8* made = out + pixels * own;
         u64 total = 0;
-        for (int k = blockIdx.x * blockDim.x + threadIdx.x; k < pixels; k += blockDim.x * gridDim.x) {
+        for (int k = blockIdx.y * blockDim.x + threadIdx.x; k < pixels; k += blockDim.x * gridDim.y) {
             float a = enlarged(first, cell_rows, cell_columns, height, width, k) + 1e-6f;
             float b = enlarged(second, cell_rows, cell_columns, height, width, k) + 1e-6f;
             made[k] = nearest_level(255.0f * (a / (a + b)));
@@ -174,17 +174,17 @@ extern "C" __global__ COOPERATIVE void share_masks(
     }
     __syncthreads();
     EACH_THREAD {
-        if (threadIdx.x == 0) atomicAdd(&sums[blockIdx.y], sum);
+        if (threadIdx.x == 0) atomicAdd(&sums[blockIdx.x], sum);
     }
 }
 
 // table (N, height + 1, width + 1): the sums of levels (N, height, width) along each row, left of each column.  A
 // thread a row; the topmost one is above the picture.
 extern "C" __global__ void integral_rows(const u8* levels, int height, int width, u32* table) {
-    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    int row = blockIdx.y * blockDim.x + threadIdx.x;
     if (row > height) return;
-    u32* made = table + ((i64)(height + 1) * blockIdx.y + row) * (width + 1);
-    const u8* line = levels + ((i64)height * blockIdx.y + row - 1) * width;
+    u32* made = table + ((i64)(height + 1) * blockIdx.x + row) * (width + 1);
+    const u8* line = levels + ((i64)height * blockIdx.x + row - 1) * width;
     u32 sum = 0;
     made[0] = 0;
     for (int x = 0; x < width; ++x) {
@@ -195,9 +195,9 @@ extern "C" __global__ void integral_rows(const u8* levels, int height, int width
 
 // The same table from sums along rows: then each value is the sum of all levels above it and left of it.
 extern "C" __global__ void integral_columns(int height, int width, u32* table) {
-    int column = blockIdx.x * blockDim.x + threadIdx.x;
+    int column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column > width) return;
-    u32* made = table + (i64)(height + 1) * (width + 1) * blockIdx.y + column;
+    u32* made = table + (i64)(height + 1) * (width + 1) * blockIdx.x + column;
     u32 sum = 0;
     for (int y = 0; y <= height; ++y) {
         sum += made[(i64)y * (width + 1)];
@@ -210,13 +210,13 @@ extern "C" __global__ void integral_columns(int height, int width, u32* table) {
 extern "C" __global__ COOPERATIVE void best_windows(
     const u32* table, const i64* sides, int height, int width, i64* out) {
     __shared__ u64 best;
-    int tall = (int)sides[2 * blockIdx.y], wide = (int)sides[2 * blockIdx.y + 1], columns = width - wide + 1;
+    int tall = (int)sides[2 * blockIdx.x], wide = (int)sides[2 * blockIdx.x + 1], columns = width - wide + 1;
     EACH_THREAD {
         if (threadIdx.x == 0) best = 0;
     }
     __syncthreads();
     EACH_THREAD {
-        const u32* corners = table + (i64)(height + 1) * (width + 1) * blockIdx.y;
+        const u32* corners = table + (i64)(height + 1) * (width + 1) * blockIdx.x;
         u64 most = 0;
         for (int k = threadIdx.x; k < (height - tall + 1) * columns; k += blockDim.x) {
             int top = k / columns;
@@ -231,8 +231,8 @@ extern "C" __global__ COOPERATIVE void best_windows(
     EACH_THREAD {
         if (threadIdx.x == 0) {
             int k = (int)(0xFFFFFFFFu - (u32)best);
-            out[2 * blockIdx.y] = k / columns;
-            out[2 * blockIdx.y + 1] = k % columns;
+            out[2 * blockIdx.x] = k / columns;
+            out[2 * blockIdx.x + 1] = k % columns;
         }
     }
 }

@@ -37,8 +37,8 @@ extern "C" __global__ COOPERATIVE void histogram(const Job* jobs, int height, in
     }
     __syncthreads();
     EACH_THREAD {
-        const Job& job = jobs[blockIdx.y];
-        for (int k = blockIdx.x * blockDim.x + threadIdx.x; k < height * width; k += gridDim.x * blockDim.x) {
+        const Job& job = jobs[blockIdx.x];
+        for (int k = blockIdx.y * blockDim.x + threadIdx.x; k < height * width; k += gridDim.y * blockDim.x) {
             Pixel v = pixel_at(job, k / width, k % width);
             atomicAdd(bins + v.r, 1);
             atomicAdd(bins + LEVELS + v.g, 1);
@@ -49,7 +49,7 @@ extern "C" __global__ COOPERATIVE void histogram(const Job* jobs, int height, in
     __syncthreads();
     EACH_THREAD {
         for (int k = threadIdx.x; k < rows * LEVELS; k += blockDim.x)
-            if (bins[k]) atomicAdd(counts + (i64)blockIdx.y * rows * LEVELS + k, bins[k]);
+            if (bins[k]) atomicAdd(counts + (i64)blockIdx.x * rows * LEVELS + k, bins[k]);
     }
 }
 
@@ -100,10 +100,10 @@ __device__ inline int table_entry(const Job& job, int v, int low, int high, int 
 extern "C" __global__ COOPERATIVE void tables(const Job* jobs, const int* counts, int pixels, u8* tables) {
     __shared__ int bins[3 * LEVELS], below[3 * LEVELS], low[3], high[3], steps[3], mean;
     EACH_THREAD {
-        int code = jobs[blockIdx.y].code;
+        int code = jobs[blockIdx.x].code;
         bool counted = code == OP_AUTOCONTRAST || code == OP_EQUALIZE || code == OP_FLOAT_AUTOCONTRAST;
         for (int k = threadIdx.x; k < 3 * LEVELS; k += blockDim.x) {
-            bins[k] = counted ? counts[(i64)blockIdx.y * 4 * LEVELS + k] : 0;
+            bins[k] = counted ? counts[(i64)blockIdx.x * 4 * LEVELS + k] : 0;
             below[k] = 0;
         }
         if (threadIdx.x < 3) low[threadIdx.x] = high[threadIdx.x] = steps[threadIdx.x] = 0;
@@ -111,7 +111,7 @@ extern "C" __global__ COOPERATIVE void tables(const Job* jobs, const int* counts
     }
     __syncthreads();
     EACH_THREAD {
-        const Job& job = jobs[blockIdx.y];
+        const Job& job = jobs[blockIdx.x];
         int c = threadIdx.x;
         if (c < 3 && (job.code == OP_AUTOCONTRAST || job.code == OP_FLOAT_AUTOCONTRAST)) {
             double percent = job.code == OP_AUTOCONTRAST ? job.p[0] : 0.0;
@@ -130,7 +130,7 @@ extern "C" __global__ COOPERATIVE void tables(const Job* jobs, const int* counts
         }
         if (c == 3 && job.code == OP_CONTRAST) {
             i64 sum = 0;
-            for (int v = 0; v < LEVELS; ++v) sum += (i64)v * counts[((i64)blockIdx.y * 4 + 3) * LEVELS + v];
+            for (int v = 0; v < LEVELS; ++v) sum += (i64)v * counts[((i64)blockIdx.x * 4 + 3) * LEVELS + v];
             mean = (int)((double)sum / (double)pixels + 0.5);
         }
     }
@@ -138,8 +138,8 @@ extern "C" __global__ COOPERATIVE void tables(const Job* jobs, const int* counts
     EACH_THREAD {
         for (int k = threadIdx.x; k < 3 * LEVELS; k += blockDim.x) {
             int c = k / LEVELS;
-            tables[(i64)blockIdx.y * 3 * LEVELS + k] =
-                (u8)table_entry(jobs[blockIdx.y], k % LEVELS, low[c], high[c], mean, steps[c], below[k]);
+            tables[(i64)blockIdx.x * 3 * LEVELS + k] =
+                (u8)table_entry(jobs[blockIdx.x], k % LEVELS, low[c], high[c], mean, steps[c], below[k]);
         }
     }
 }
@@ -214,8 +214,8 @@ __device__ inline Pixel after_op(const Job& job, const u8* table, int row, int c
 
 // Every op but warps and SHRINK.  tables: of the jobs that have one, which are the first.
 extern "C" __global__ void apply_ops(const Job* jobs, const u8* tables, int height, int width, u8* out) {
-    const Job& job = jobs[blockIdx.y];
-    int pixels = height * width, first = (blockIdx.x * blockDim.x + threadIdx.x) * GROUP;
+    const Job& job = jobs[blockIdx.x];
+    int pixels = height * width, first = (blockIdx.y * blockDim.x + threadIdx.x) * GROUP;
     if (first >= pixels) return;
     u8* to = out + 3 * ((i64)job.slot * pixels + first);
     u32 words[3] = {0, 0, 0};
@@ -223,7 +223,7 @@ extern "C" __global__ void apply_ops(const Job* jobs, const u8* tables, int heig
 #pragma unroll
     for (int i = 0; i < GROUP; ++i) {
         if (i < count) {
-            Pixel v = after_op(job, tables + (i64)blockIdx.y * 3 * LEVELS, row, column, height, width);
+            Pixel v = after_op(job, tables + (i64)blockIdx.x * 3 * LEVELS, row, column, height, width);
             words[3 * i / 4] |= (u32)v.r << 8 * (3 * i % 4);
             words[(3 * i + 1) / 4] |= (u32)v.g << 8 * ((3 * i + 1) % 4);
             words[(3 * i + 2) / 4] |= (u32)v.b << 8 * ((3 * i + 2) % 4);
@@ -243,10 +243,10 @@ extern "C" __global__ void apply_ops(const Job* jobs, const u8* tables, int heig
 
 // float32, each row of weights from left to right, the lowest row first; the border is copied.
 extern "C" __global__ void filter3x3(const u8* images, const float* weights, int height, int width, u8* out) {
-    int k = blockIdx.x * blockDim.x + threadIdx.x, row = k / width, column = k - row * width;
+    int k = blockIdx.y * blockDim.x + threadIdx.x, row = k / width, column = k - row * width;
     if (k >= height * width) return;
-    const u8* at = images + 3 * ((i64)blockIdx.y * height * width + k);
-    u8* to = out + 3 * ((i64)blockIdx.y * height * width + k);
+    const u8* at = images + 3 * ((i64)blockIdx.x * height * width + k);
+    u8* to = out + 3 * ((i64)blockIdx.x * height * width + k);
     bool border = row == 0 || column == 0 || row == height - 1 || column == width - 1;
     for (int c = 0; c < 3; ++c) {
         float total = 0.0f;

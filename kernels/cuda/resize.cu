@@ -44,9 +44,9 @@ __device__ inline Triangle triangle_of(int length, double start, double extent, 
 // A row of the grid is a cut.  out and under: pictures of height x width; outside its rectangle a result is as the
 // picture of its slot in `under` if `keep`, else black.
 extern "C" __global__ void resize(const Cut* cuts, const u8* under, int keep, int height, int width, u8* out) {
-    i64 place = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    i64 place = (i64)blockIdx.y * blockDim.x + threadIdx.x;
     if (place >= (i64)height * width) return;
-    const Cut& cut = cuts[blockIdx.y];
+    const Cut& cut = cuts[blockIdx.x];
     i64 at = 3 * ((i64)height * width * cut.slot + place);
     int row = (int)place / width, column = (int)place - row * width;
     if (row < cut.first_row || row >= cut.last_row || column < cut.first_column || column >= cut.last_column) {
