@@ -14,17 +14,6 @@ typedef long long i64;
 #define EACH_THREAD
 #endif
 
-struct Layer {
-    int source;
-    i64 index;
-    int top, left;
-};
-
-struct Op {
-    int code;
-    double p[6];
-};
-
 struct Step {
     int mode, layer;
     float a, b;
