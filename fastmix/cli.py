@@ -49,6 +49,7 @@ _EXTRAS = {  # extra -> package -> module
     "demo": {"torch": "torch", "matplotlib": "matplotlib", "scikit-image": "skimage", "scikit-learn": "sklearn"},
     "diffusion": {name: name for name in ("accelerate", "diffusers", "peft", "pyarrow", "safetensors", "transformers")},
     "ray": {"ray": "ray.data"},
+    "gpu": {"torch": "torch", "cupy-cuda13x": "cupy", "numba-cuda": "numba_cuda"},
 }
 _PICTURES, _PLOTS = (".png", ".jpg", ".webp"), (".png", ".pdf", ".svg", ".jpg")
 _COMPILING = "fastmix: compiling kernels, once (up to a minute)\n"
