@@ -10,6 +10,7 @@ PHOTOS = ["scikit-image", "scikit-learn"]
 TENSORBOARD = ["tensorboard"]
 DIFFUSION = ["accelerate", "diffusers", "peft", "pyarrow", "safetensors", "torch", "transformers"]
 RAY = ["pyarrow", "ray[data]"]
+WEBDATASET = ["webdataset"]
 GPU = ["cupy-cuda13x", "numba-cuda[cu13]", "torch"]
 
 setup(
@@ -41,6 +42,7 @@ setup(
         "diffusion": DIFFUSION,
         "ray": RAY,
         "gpu": GPU,
+        "webdataset": WEBDATASET,
         "test": [
             *PLOT,
             *PHOTOS,
@@ -48,6 +50,7 @@ setup(
             *DIFFUSION,
             *RAY,
             *GPU,
+            *WEBDATASET,
             "codespell",
             "grad-cam",
             "hypothesis",

@@ -12,6 +12,7 @@ say nothing.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import re
@@ -68,6 +69,7 @@ def run_for(command: list[str], seconds: float) -> tuple[int | None, str]:
         text=True,
         errors="replace",
         process_group=0,
+        preexec_fn=end_with_parent,
     )
     try:
         said, _ = process.communicate(timeout=seconds)
@@ -76,6 +78,11 @@ def run_for(command: list[str], seconds: float) -> tuple[int | None, str]:
         os.killpg(process.pid, signal.SIGKILL)  # with what it started
         said, _ = process.communicate()
         return None, said
+
+
+def end_with_parent() -> None:
+    """Called in a new process: it is killed when this one is gone, for it would keep the GPU."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def last_lines(said: str, count: int = 15) -> list[str]:
@@ -173,8 +180,9 @@ def rows_of(part: Part, scale: Scale, seconds: float, tell: Callable[[str], None
         process.join(10)
         if process.exitcode and why == "not run":
             why = f"failed: its process ended with {process.exitcode}"
-    process.kill()
-    process.join()
+    finally:
+        process.kill()
+        process.join()
     known = {row.name for row in rows}
     return rows + [Row(name, said=why) for name in part.rows if name not in known]
 
@@ -224,6 +232,11 @@ def main() -> int:
     parser.add_argument("--commit", help="for a copy without its repository")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="default: all")
     options = parser.parse_args()
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json is {options.json}, expected a file in a folder that exists")
+    if not options.dry_run and not figures.torch.cuda.is_available():
+        parser.error("torch finds no GPU here: pass --dry-run to see that the script works")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its processes end, too
     dry, began = options.dry_run, time.monotonic()
     known, made = around(dry, options.commit), list[tuple[str, Row]]()
     with tqdm(total=len(PARTS), unit="part", mininterval=1) as bar:

@@ -86,7 +86,7 @@ class Gpu:
         from fastmix.kernels.cuda import Cuda
         from fastmix.kernels.cuda_device import CupyDevice
 
-        self.recorder = Recorder(CupyDevice(torch))
+        self.recorder = Recorder(CupyDevice(0, torch))
         self.kernels = Cuda(self.recorder)  # type: ignore[arg-type]
         self._cycles, self.late, self.host = 1 << 22, 0, 0.0
 

@@ -250,14 +250,14 @@ def hidden_cells(params: Params, shape: tuple[int, int]) -> NDArray[np.bool_]:
 def in_float16(maps: NDArray[Any]) -> NDArray[np.float16]:
     """Maps (N, h, w) of numbers as float16, those whose largest magnitude is below 2^-10 or above 65504 scaled before.
 
-    Each is brought just inside these limits, by a power of two, so that ratios, all that counts in a map, stay as they
-    are.  Values that are not finite have no part in that, and stay.
+    Small ones are brought to a largest magnitude of 1/2 to 1, large ones just below the limit, by a power of two, so
+    that ratios, all that counts in a map, stay as they are.  Values that are not finite have no part in that, and stay.
     """
     given = maps if maps.dtype.kind == "f" else maps.astype(np.float64)
     most = np.abs(np.where(np.isfinite(given), given, 0)).max((1, 2)).astype(np.float64)
     exponent = np.frexp(most)[1]  # most is 2^(exponent - 1) to 2^exponent
     small, large = (most > 0) & (most < 2.0**_LOW), most > _HIGH
-    shift = np.where(small, _LOW + 1 - exponent, np.where(large, 15 - exponent, 0))
+    shift = np.where(small, -exponent, np.where(large, 15 - exponent, 0))
     return np.asarray(np.ldexp(given, shift[:, None, None]), np.float16)
 
 

@@ -21,6 +21,8 @@ def mix(method: Method, batch: Batch, key: Key) -> Batch:
     Raises TypeError for anything but a Batch and a Key, and ValueError if the labels of `batch` are mixed already and
     would have to be mixed again.
     """
+    if isinstance(method, type) or not isinstance(method, Method):
+        raise TypeError(f"method is {method!r}, expected one such as fastmix.MixUp()")
     if not isinstance(batch, Batch) or not isinstance(key, Key):
         raise TypeError(
             f"batch is a {type(batch).__name__} and key a {type(key).__name__}, expected Batch.of(images, labels) and "

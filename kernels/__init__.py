@@ -213,16 +213,21 @@ class Backend(Protocol):
 def backend_for(array: object) -> Backend:
     """The backend that works where `array` lives, loaded (and compiled) on first use.
 
-    NumPy arrays: Numba's.  CUDA tensors of torch, CuPy arrays and others with `__cuda_array_interface__`: the GPU's.
-    Raises TypeError for anything else, ModuleNotFoundError where what a GPU needs is not installed.
+    NumPy arrays: Numba's.  CUDA tensors of torch and CuPy arrays: those of their GPU.  Raises TypeError for anything
+    else, and ModuleNotFoundError where what a GPU needs is not installed.
     """
     if isinstance(array, np.ndarray):
         from . import cpu
 
         return cast(Backend, cpu)
-    if not hasattr(array, "__cuda_array_interface__"):
-        raise TypeError(f"no backend for {type(array).__name__}: pass a NumPy array, a CUDA tensor or a CuPy array")
-    from . import cuda
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")  # whoever has such an array has loaded it
+    given: Any = array
+    if torch is not None and isinstance(array, torch.Tensor) and given.is_cuda:
+        from . import cuda
 
-    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
-    return cast(Backend, cuda.backend(torch if torch is not None and isinstance(array, torch.Tensor) else None))
+        return cast(Backend, cuda.backend(given.device.index, torch))
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        from . import cuda
+
+        return cast(Backend, cuda.backend(given.device.id))
+    raise TypeError(f"no backend for {type(array).__name__}: pass a NumPy array, a CUDA tensor or a CuPy array")

@@ -229,6 +229,6 @@ def _used(steps: Records, layers: int) -> NDArray[np.bool_]:
 
 
 @cache
-def backend(torch: Any = None) -> Cuda:
-    """The kernels on the device that is current when they are called; torch: the module, for tensors."""
-    return Cuda(CupyDevice(torch))
+def backend(number: int = 0, torch: Any = None) -> Cuda:
+    """The kernels on a GPU by its number; torch: the module, for tensors."""
+    return Cuda(CupyDevice(number, torch))

@@ -64,14 +64,14 @@ class Device(Protocol):
 
 
 class CupyDevice:
-    """The device that is current, and its current stream: torch's for tensors, else CuPy's.
+    """A GPU by its number, and its current stream: torch's for tensors, else CuPy's.
 
     torch: the module, if what is worked on are tensors; memory then comes from its allocator, for one pool is enough.
     Launches and copies do not wait for the device.  Nothing here touches CUDA before the first call.
     """
 
-    def __init__(self, torch: Any = None):
-        self._torch = torch
+    def __init__(self, number: int, torch: Any = None):
+        self._number, self._torch = number, torch
         self._kept: dict[tuple[Any, ...], Array] = {}
 
     def array(self, given: Any) -> Array:
@@ -93,7 +93,7 @@ class CupyDevice:
         with self._stream():
             if self._torch is None:
                 return _cupy().empty(shape, dtype)
-            memory = self._torch.empty(size, dtype=self._torch.uint8, device="cuda")
+            memory = self._torch.empty(size, dtype=self._torch.uint8, device=f"cuda:{self._number}")
             return _cupy().asarray(memory).view(dtype).reshape(shape)
 
     def upload(self, *arrays: NDArray[Any]) -> list[Array]:
@@ -109,7 +109,7 @@ class CupyDevice:
             for start, each in zip(starts, arrays, strict=False):
                 joined[start : start + each.nbytes] = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
             # CuPy copies by page-locked memory of its own.
-            sent = joined if self._torch is None else locked.to("cuda", non_blocking=True)
+            sent = joined if self._torch is None else locked.to(f"cuda:{self._number}", non_blocking=True)
             flat = _cupy().asarray(sent)
         return [flat[start : start + each.nbytes] for start, each in zip(starts, arrays, strict=False)]
 
@@ -120,14 +120,14 @@ class CupyDevice:
         if not len(pool):
             return self.empty(pool.shape, pool.dtype)
         with self._stream():
-            key = pool.ctypes.data, pool.shape, _cupy().cuda.Device().id
+            key = pool.ctypes.data, pool.shape
             if key not in self._kept:
                 made, rows = self.empty(pool.shape, pool.dtype), max(1, _PART // max(pool[:1].nbytes, 1))
                 for low in range(0, len(pool), rows):
                     made[low : low + rows] = self.array(pool[low : low + rows])
                 _cupy().cuda.get_current_stream().synchronize()  # once: whoever takes it later may use another stream
                 self._kept[key] = made
-                weakref.finalize(_owner(pool), self._kept.pop, key, None)
+                weakref.finalize(_owner(pool), self._forget, key).atexit = False
             return self._kept[key]
 
     def address(self, array: Array) -> int:
@@ -149,20 +149,26 @@ class CupyDevice:
             if count:
                 getattr(_gathers(), body.__name__)[blocks, _THREADS, cuda.external_stream(stream)](tuple(given))
 
+    def _forget(self, key: tuple[Any, ...]) -> None:
+        """Let a pool go, when nobody can be at work on it."""
+        _cupy().cuda.Device(self._number).synchronize()
+        self._kept.pop(key, None)
+
     def _plain(self, value: Any) -> Any:
         """Tensors as CuPy's arrays, which launches take."""
         return _cupy().asarray(value) if hasattr(value, _INTERFACE) else value
 
     @contextmanager
     def _stream(self) -> Iterator[int]:
-        """Make torch's device and stream CuPy's as well, for a while; yields the stream's address."""
+        """Work on this device, and on torch's stream there if it is torch's; yields the stream's address."""
         cupy, torch = _cupy(), self._torch
-        if torch is None:
-            yield cupy.cuda.get_current_stream().ptr
-            return
-        stream = torch.cuda.current_stream()
-        with cupy.cuda.Device(torch.cuda.current_device()), cupy.cuda.Stream.from_external(stream):
-            yield stream.cuda_stream
+        with cupy.cuda.Device(self._number):
+            if torch is None:
+                yield cupy.cuda.get_current_stream().ptr
+                return
+            stream = torch.cuda.current_stream(self._number)
+            with torch.cuda.device(self._number), cupy.cuda.Stream.from_external(stream):
+                yield stream.cuda_stream
 
 
 def _owner(array: NDArray[Any]) -> NDArray[Any]:

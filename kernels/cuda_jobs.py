@@ -10,6 +10,7 @@ from . import Op, Records, gather
 from .cuda_device import Array, Device
 
 THREADS = 256  # of a block
+MOST = 65535  # blocks of a picture; 16 million pixels
 PARTS = 32  # most blocks that share the counting of a picture
 
 # One op of a picture that is somewhere in memory, in rows of `pitch` bytes; the result is picture `slot` of an array.
@@ -43,7 +44,9 @@ class Jobs:
         self.device = device
 
     def launch(self, name: str, grid: tuple[int, int], threads: int, *args: Any) -> None:
-        """As `Device.launch`, but nothing for an empty grid."""
+        """As `Device.launch`, but nothing for an empty grid.  Raises ValueError for pictures that no grid can hold."""
+        if grid[1] > MOST:
+            raise ValueError(f"{name} takes {grid[1]} blocks a picture, a GPU has {MOST}: mix such pictures on the CPU")
         if grid[0] and grid[1]:
             self.device.launch(name, grid, threads, *args)
 

@@ -72,7 +72,7 @@ class FakeTensor:
         return self.memory
 
     def to(self, device: str, non_blocking: bool) -> FakeTensor:
-        assert device == "cuda" and non_blocking and self.pinned
+        assert device == "cuda:3" and non_blocking and self.pinned
         LOG.append("copy")
         made = FakeTensor(self.memory.size, False)
         made.memory[:] = self.memory
@@ -88,12 +88,15 @@ def entered(name: Any) -> Any:
 
 def fake_torch() -> Any:
     def empty(size: int, dtype: Any, device: str = "cpu", pin_memory: bool = False) -> FakeTensor:
-        assert dtype == "bytes" and (device == "cuda") != pin_memory
+        assert dtype == "bytes" and (device == "cuda:3") != pin_memory
         LOG.append("torch pinned" if pin_memory else "torch memory")
         return FakeTensor(size, pin_memory)
 
-    stream = SimpleNamespace(cuda_stream=4242)
-    there = SimpleNamespace(current_stream=lambda: stream, current_device=lambda: 3)
+    def current_stream(number: int) -> Any:
+        assert number == 3  # that of the tensors, whatever the current device
+        return SimpleNamespace(cuda_stream=4242)
+
+    there = SimpleNamespace(current_stream=current_stream, device=lambda number: entered(("torch", number)))
     return SimpleNamespace(empty=empty, uint8="bytes", cuda=there)
 
 
@@ -111,8 +114,16 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
             LOG.append(("launch", self.name, grid, block))
             host.launch(self.name, grid, block[0], *(a.memory if isinstance(a, FakeArray) else a for a in args))
 
-    def device(number: int | None = None) -> Any:
-        return SimpleNamespace(id=0) if number is None else entered(("device", number))
+    class Device:
+        def __init__(self, number: int) -> None:
+            self.inside = entered(("device", number))
+            self.synchronize = lambda: LOG.append("wait for the device")
+
+        def __enter__(self) -> Any:
+            return self.inside.__enter__()
+
+        def __exit__(self, *error: Any) -> Any:
+            return self.inside.__exit__(*error)
 
     def fresh(shape: Any, dtype: Any) -> FakeArray:
         LOG.append("cupy memory")
@@ -122,7 +133,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
         asarray=as_fake,
         empty=fresh,
         cuda=SimpleNamespace(
-            Device=device,
+            Device=Device,
             Stream=SimpleNamespace(from_external=lambda stream: entered(("stream", stream.cuda_stream))),
             get_current_stream=lambda: SimpleNamespace(ptr=11, synchronize=lambda: LOG.append("wait")),
         ),
@@ -143,12 +154,12 @@ def programs(count: int, size: tuple[int, int]) -> Program:
 def test_tensors_are_mixed_on_torchs_stream_in_torchs_memory() -> None:
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
     out = FakeArray(np.zeros_like(images))
-    Cuda(CupyDevice(fake_torch())).mix(FakeArray(images), FakeArray(images[:0]), programs(3, (8, 8)), out, 0, 3)
+    Cuda(CupyDevice(3, fake_torch())).mix(FakeArray(images), FakeArray(images[:0]), programs(3, (8, 8)), out, 0, 3)
     np.testing.assert_array_equal(out.memory, np.uint8((images.astype(int) + images[::-1] + 1) // 2))
     assert [entry[1] for entry in LOG if entry[0] == "launch"] == ["fold"]
     assert "cupy memory" not in LOG and "torch memory" in LOG
     launched = next(i for i, entry in enumerate(LOG) if entry[0] == "launch")
-    for inside in (("device", 3), ("stream", 4242)):
+    for inside in (("device", 3), ("torch", 3), ("stream", 4242)):
         assert LOG[:launched].count(("enter", inside)) == LOG[:launched].count(("leave", inside)) + 1
 
 
@@ -156,7 +167,7 @@ def test_tensors_are_mixed_on_torchs_stream_in_torchs_memory() -> None:
 def test_cupy_arrays_need_no_torch() -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
     out = FakeArray(np.zeros_like(images))
-    Cuda(CupyDevice()).mix(FakeArray(images), FakeArray(images[:0]), programs(2, (5, 7)), out, 0, 2)
+    Cuda(CupyDevice(3)).mix(FakeArray(images), FakeArray(images[:0]), programs(2, (5, 7)), out, 0, 2)
     np.testing.assert_array_equal(out.memory, np.uint8((images.astype(int) + images[::-1] + 1) // 2))
     assert "torch memory" not in LOG
 
@@ -170,7 +181,7 @@ def test_uploads_are_one_copy_of_aligned_parts(torch_: str | None) -> None:
         np.zeros(0, np.int32),
         np.arange(7, dtype=">i2"),
     )
-    sent = CupyDevice(fake_torch() if torch_ else None).upload(*parts)
+    sent = CupyDevice(3, fake_torch() if torch_ else None).upload(*parts)
     assert LOG.count("copy") == (1 if torch_ else 0)
     start = sent[0].memory.ctypes.data
     for part, each in zip(parts, sent, strict=True):
@@ -179,7 +190,7 @@ def test_uploads_are_one_copy_of_aligned_parts(torch_: str | None) -> None:
 
 @pytest.mark.usefixtures("cupy")
 def test_memory_is_cleared_and_pools_are_sent_once() -> None:
-    device = CupyDevice(fake_torch())
+    device = CupyDevice(3, fake_torch())
     made = device.empty((3, 2), np.int32)
     device.clear(made)
     assert made.shape == (3, 2) and not made.memory.any() and "memset" in LOG
@@ -191,17 +202,30 @@ def test_memory_is_cleared_and_pools_are_sent_once() -> None:
     assert device.keep(pool[:]) is kept and "copy" not in LOG
     assert len(device._kept) == 1
     del pool
-    assert len(device._kept) == 0
+    assert len(device._kept) == 0 and LOG[-1] == "wait for the device"
 
 
 def test_backends_by_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "Tensor", FakeArray)
-    with_torch: Any = backend_for(FakeArray(np.zeros(1)))
-    assert with_torch._device._torch is sys.modules["torch"]
+    class There(FakeArray):
+        is_cuda, device = True, SimpleNamespace(index=2, id=1)
+
+    array = There(np.zeros(1))
+    monkeypatch.setattr(torch, "Tensor", There)
+    of_torch: Any = backend_for(array)
+    assert (of_torch._device._number, of_torch._device._torch) == (2, sys.modules["torch"])
     monkeypatch.undo()
-    assert backend_for(FakeArray(np.zeros(1)))._device._torch is None  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match="no backend for Tensor: pass a NumPy array, a CUDA tensor or a CuPy array"):
-        backend_for(torch.zeros(1))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=There))
+    of_cupy: Any = backend_for(array)
+    assert (of_cupy._device._number, of_cupy._device._torch) == (1, None)
+    for other in (torch.zeros(1), FakeArray(np.zeros(1)), [0]):
+        with pytest.raises(TypeError, match=r"no backend for .*: pass a NumPy array, a CUDA tensor or a CuPy array"):
+            backend_for(other)
+
+
+def test_pictures_that_no_grid_can_hold() -> None:
+    large = np.zeros((1, 4097, 4097, 3), np.uint8)
+    with pytest.raises(ValueError, match="filter3x3 takes 65569 blocks a picture, a GPU has 65535: mix such pictures"):
+        Cuda(HostDevice()).filter3x3(large, np.zeros((3, 3), np.float32), large, 0, 1)
 
 
 def test_a_lane_orders_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,3 +249,13 @@ def test_memory_is_flat() -> None:
         torch.cuda.synchronize()
         taken.append(torch.cuda.memory_reserved())
     assert taken[-1] == taken[10]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_tensors_are_mixed_on_their_own_device() -> None:
+    batch = host_batch()
+    expected = fastmix.mix(fastmix.MixUp(), batch, fastmix.Key(0)).images
+    there = fastmix.Batch.of(torch.from_numpy(batch.images).to("cuda:1"), batch.targets.a)
+    made = fastmix.mix(fastmix.MixUp(), there, fastmix.Key(0)).images
+    assert made.device == torch.device("cuda:1")
+    np.testing.assert_array_equal(made.cpu().numpy(), expected)

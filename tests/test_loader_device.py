@@ -153,5 +153,6 @@ def test_no_gpu_is_told_when_it_is_needed() -> None:
 def test_devices() -> None:
     assert device_module.check_device(None) is None and device_module.check_device("cpu") is None
     assert device_module.check_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="device is 'xpu', expected None, 'cpu' or 'cuda'"):
-        device_module.check_device("xpu")
+    for wrong in ("xpu", "gpu", "", "cuda:-1", 1.5, []):
+        with pytest.raises(ValueError, match=r"device is .*, expected None, 'cpu' or 'cuda'"):
+            device_module.check_device(wrong)

@@ -113,8 +113,11 @@ def check_device(device: Any) -> torch.device | None:
 
     Raises ValueError for another kind of device, or where torch has no CUDA.
     """
-    meant = None if device is None else torch.device(device)
-    if meant is None or meant.type == "cpu":
+    try:
+        meant = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError):
+        meant = torch.device("meta")  # which is none either
+    if meant.type == "cpu":
         return None
     if meant.type != "cuda":
         raise ValueError(f"device is {device!r}, expected None, 'cpu' or 'cuda': move the batches with .to(device)")
