@@ -97,12 +97,12 @@ class Cuda(CudaMasks):
 
     def mix(self, images: Array, pool: Array, program: Program, out: Array, lo: int, hi: int) -> None:
         """See `Backend.mix`."""
-        self._mix(images, pool, program, None, out, False, lo, hi)
+        self.mix_float(images, pool, program, None, out, False, lo, hi)
 
     def to_float(self, images: Array, table: Any, out: Array, channels_last: bool, lo: int, hi: int) -> None:
         """See `Backend.to_float`: a fold without steps."""
         none = Program.empty(np.zeros(hi - lo, np.int64), _NO_KEY, (1, 1), layers=1, chain=0, steps=1)
-        self._mix(images[lo:hi], images[:0], none, table, out[lo:hi], channels_last, 0, hi - lo)
+        self.mix_float(images[lo:hi], images[:0], none, table, out[lo:hi], channels_last, 0, hi - lo)
 
     def mix_float(
         self,
@@ -115,21 +115,7 @@ class Cuda(CudaMasks):
         lo: int,
         hi: int,
     ) -> None:
-        """See `Backend.mix_float`: the fold writes what it has in its registers."""
-        self._mix(images, pool, program, table, out, channels_last, lo, hi)
-
-    def _mix(
-        self,
-        images: Array,
-        pool: Array,
-        program: Program,
-        table: Any,
-        out: Array,
-        channels_last: bool,
-        lo: int,
-        hi: int,
-    ) -> None:
-        """Rows lo..hi of the programs, as values of the table or, without one, as levels; row i goes to out[i - lo]."""
+        """See `Backend.mix_float`: the fold writes what it has in its registers; without a table, levels as `mix`."""
         pool = self._device.keep(pool)
         pictures, memory = self._render(images, pool, program, lo, hi)  # the pictures lie in the memory, so keep it
         finish = program.finish[lo:hi]
